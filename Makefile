@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 #
 # Each target installs what it needs first, and works on a fresh Debian 12 or Ubuntu machine.
-.PHONY: help setup lint format test rare bench soak integration integration36 prove-kit prove-gpu lab pack clean
+.PHONY: help setup lint format test test-lab bench soak integration integration36 prove-kit prove-gpu lab pack clean
 
 help:  ## List the targets.
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' Makefile | expand -t 15
@@ -19,11 +19,11 @@ format:  ## Format the code and fix what ruff can fix.
 	@.venv/bin/python -m ruff format .
 	@.venv/bin/python -m ruff check --fix .
 
-test:  ## Run the test suites; PYTEST_ARGS="-k name" is passed to pytest and selects tests.
-	@scripts/test $(PYTEST_ARGS)
+test:  ## Run the tests of the code and of single parts; PYTEST_ARGS="tests/lab -k name" selects others.
+	@scripts/test $(or $(PYTEST_ARGS),tests/unit tests/functional)
 
-rare:  ## Run the tests of rare cases, which make test leaves out.
-	@GPUCI_RARE=1 scripts/test
+test-lab:  ## Run the tests of the packed charm in the lab, and attacks on it.
+	@scripts/test tests/lab tests/attacks tests/soak $(PYTEST_ARGS)
 
 bench:  ## Measure the cost of the GPU runtime and write docs/reference/performance.md; BENCH_ARGS="--help".
 	@scripts/bench $(or $(BENCH_ARGS),--write)
@@ -59,7 +59,7 @@ pack:  ## Pack the charm for this machine: gpu-ci-worker_*.charm.
 	@scripts/pack
 
 clean:  ## Remove build results; ./lab destroy removes the lab.
-	rm -rf .venv .venv-juju36 .venv-selftest .pack .soak .prometheus .engines .proxies .prove-kit dist
+	rm -rf .venv .venv-juju36 .venv-selftest .pack .soak .prometheus .engines .proxies .prove-kit dist venv
 	rm -rf .pytest_cache .ruff_cache .hypothesis
 	rm -f gpu-ci-worker_*.charm
 	find src lib tests benchmarks scripts -name __pycache__ -prune -exec rm -rf {} +

@@ -15,38 +15,51 @@ class Refused(Exception):
     """The request can't be fulfilled; the text says why, and what to do."""
 
 
-def ask(*command: str) -> str:
-    """Return a command's output.
+class Host:
+    """The programs of the LXD host, and the operator at its terminal."""
 
-    Raises:
-        Refused: it is not installed, fails or gives no answer.
-    """
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=SECONDS,
-            check=False,
-        )
-    except FileNotFoundError:
-        raise Refused(f"{command[0]} is not installed here: run this on the LXD host") from None
-    except subprocess.TimeoutExpired:
-        raise Refused(f"{shlex.join(command)}: no answer in {SECONDS} s") from None
-    if done.returncode:
-        raise Refused(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    def ask(self, *command: str) -> str:
+        """Return a command's output.
+
+        Raises:
+            Refused: it is not installed, fails or gives no answer.
+        """
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except FileNotFoundError:
+            raise Refused(
+                f"{command[0]} is not installed here: run this on the LXD host"
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise Refused(f"{shlex.join(command)}: no answer in {SECONDS} s") from None
+        if done.returncode:
+            raise Refused(f"{shlex.join(command)}: {done.stderr.strip() or done.stdout.strip()}")
+        return done.stdout
+
+    def read(self, prompt: str) -> str:
+        """Return the operator's answer.
+
+        Raises:
+            EOFError: there is no terminal.
+        """
+        return input(prompt)
 
 
-def confirm(*, yes: bool) -> None:
+def confirm(host: Host, *, yes: bool) -> None:
     """Ask the operator for confirmation, unless `yes` is set.
 
     Raises:
         Refused: the operator declines, or there is no terminal.
     """
     try:
-        if yes or input("Do it? [y/N] ").strip().lower() in ("y", "yes"):
+        if yes or host.read("Do it? [y/N] ").strip().lower() in ("y", "yes"):
             return
     except EOFError:
         raise Refused("nothing was changed: no terminal to ask on, so use --yes") from None

@@ -10,11 +10,9 @@ import ops
 import ownership
 from actions import dispatch as actions
 from ci import systems
-from ci.systems import Room
-from effects import Effects
 from lifecycle import machine_claim
 from lifecycle.action_call import ActionError, Call
-from lifecycle.drain import Drainer
+from outside import Outside
 from reconciler import Reconciler
 from relations import juju
 
@@ -23,22 +21,24 @@ class GpuCiWorkerCharm(ops.CharmBase):
     """A machine whose GPUs go to CI tasks, to containers and to people's commands.
 
     Attributes:
-        effects: the calls that change the machine; a test hands in others.
-        rooms: the CI systems that there are; the same.
+        outside: the machine; a test has a subclass with another one.
     """
 
-    effects: typing.ClassVar[Effects] = Effects()
-    rooms: typing.ClassVar[tuple[Room, ...]] = systems.ALL
+    outside: typing.ClassVar[Outside] = Outside()
 
     def __init__(self, framework: ops.Framework) -> None:
         super().__init__(framework)
         self._id = juju.unit_id(self)
         chosen, _ = systems.chosen(self.config)
-        self._systems = {one.options.name: one.make(self, self._say) for one in self.rooms}
+        records = self.outside.records
+        self._claim = records.claim
+        self._systems = {
+            one.options.name: one.make(self, self._say, records) for one in self.outside.rooms
+        }
         self._ci = self._systems[chosen.options.name]
         others = [one for one in self._systems.values() if one is not self._ci]
         self._reconciler = Reconciler(
-            self.model, self._id, self._ci, others, self._say, self.effects
+            self.model, self._id, self._ci, others, self._say, self.outside
         )
         observe, on = framework.observe, self.on
         observe(on.collect_unit_status, self._on_collect_unit_status)
@@ -64,7 +64,7 @@ class GpuCiWorkerCharm(ops.CharmBase):
     def _on_relation_departed(self, event: ops.RelationDepartedEvent) -> None:
         noted, goes = False, event.departing_unit == self.unit
         with self._reconciler.told():
-            if goes and machine_claim.has(self._id):
+            if goes and self._claim.has(self._id):
                 leaves = [one.departed(event.relation.name) for one in self._systems.values()]
                 if any(leaves):
                     self._reconciler.leave()
@@ -77,16 +77,17 @@ class GpuCiWorkerCharm(ops.CharmBase):
             self._reconciler.leave()
 
     def _on_remove(self, _event: ops.RemoveEvent) -> None:
-        ownership.give_up(self._id, self.effects, self._systems.values())
+        ownership.give_up(self._id, self.outside, self._systems.values())
 
     def _on_action(self, event: ops.ActionEvent) -> None:
         name = event.handle.kind.removesuffix("_action").replace("_", "-")
-        drainer, own = Drainer(self._ci.worker), [*self._systems.values()]
-        call = Call(self.unit.name, event.params, event.log, self.config, drainer)
+        own = [*self._systems.values()]
+        drainer, look = self._ci.drainer, self.outside.looks.gpus
+        call = Call(self.unit.name, event.params, event.log, self.config, drainer, look)
         # One that belongs to a CI system which is not chosen says so by what it finds.
         added = {name: action for one in own for name, action in one.actions.items()}
         try:
-            machine_claim.check(self._id)
+            self._claim.check(self._id)
             event.set_results(actions.run(name, call, added))
         except ActionError as error:
             event.fail(str(error))

@@ -14,10 +14,14 @@ from gpu_agent.model.keep import Keep
 from gpu_agent.reporting.receipts import log as receipts
 from gpu_agent.runtime import install, task_mounts
 from gpu_agent.runtime.settings import Folder, GpuPlan, TaskFolders
-from host import nvidia_driver, software
+from host import software
+from host.nvidia_driver_reload import Reload
 from lifecycle.drain import Drainer
-from lifecycle.driver_upgrade import steps as driver_upgrade
-from parts import gpu_run, health_watch, selftest
+from lifecycle.driver_upgrade.steps import Upgrade
+from lifecycle.gpu_remediation import Gpus, Remediation
+from lifecycle.remediation_record import RemediationRecord
+from parts import gpu_run, health_watch
+from parts.selftest import SELF_TEST
 from plan.model import HostPlan, Plan
 from plan.state import UnitState
 
@@ -25,25 +29,42 @@ Say = collections.abc.Callable[[str], None]
 Remove = collections.abc.Callable[[], object]
 
 
-def equip(plan: HostPlan | Keep, drainer: Drainer, say: Say) -> bool:
+@dataclasses.dataclass(frozen=True)
+class Equip:
     """Resume a driver upgrade that was interrupted, then install the host's software as planned.
 
-    Keep.AS_IS, as on a unit that is being removed, resumes nothing.
-
-    Returns:
-        Whether anything changed.
-
-    Raises:
-        machine.packages.PackageError: a package can't be installed; the parts before it are.
-        gpu_selftest.service.SelftestError: the upgraded driver can't be tested.
-        gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
+    Attributes:
+        end_reload: puts back what a reload of the driver took away; returns whether less is away.
+        upgrade: the upgrade that is resumed.
+        install: installs the software; returns whether anything changed.
     """
-    if plan is Keep.AS_IS:
-        return False
-    # First, since an upgrade takes the services that run when it resumes for all that ran.
-    settled = nvidia_driver.end_reload()
-    settled |= driver_upgrade.settle(drainer, say)
-    return software.ensure(plan, say) or settled
+
+    end_reload: collections.abc.Callable[[], bool] = Reload().end
+    upgrade: collections.abc.Callable[[Drainer], Upgrade] = Upgrade
+    install: collections.abc.Callable[[HostPlan, Say], bool] = software.HERE.ensure
+
+    def __call__(self, plan: HostPlan | Keep, drainer: Drainer, say: Say) -> bool:
+        """Resume and install; Keep.AS_IS, as on a unit that is being removed, does neither.
+
+        Returns:
+            Whether anything changed.
+
+        Raises:
+            machine.packages.PackageError: a package can't be installed; the parts before it are.
+            gpu_selftest.service.SelftestError: the upgraded driver can't be tested.
+            gpu_agent.model.errors.UnknownError: the machine can't be looked at now.
+        """
+        if plan is Keep.AS_IS:
+            return False
+        # First, since an upgrade takes the services that run when it resumes for all that ran.
+        settled = self.end_reload()
+        settled |= self.upgrade(drainer).settle(say)
+        return self.install(plan, say) or settled
+
+
+def remedy(record: RemediationRecord, state: UnitState, wanted: Plan, say: Say) -> tuple[str, ...]:
+    """Reset the GPUs that a reset may repair; return those that need a reboot of the machine."""
+    return Remediation(record, Gpus()).ensure(state, wanted, say)
 
 
 def _removals() -> dict[str, Remove]:
@@ -51,10 +72,10 @@ def _removals() -> dict[str, Remove]:
         "health watch": health_service.remove,
         "gpu-run": gpu_run_service.remove,
         "engines": registry.remove,
-        "self-test": selftest.remove,
+        "self-test": SELF_TEST.remove,
         "runtime": install.remove,
         "receipts": receipts.remove,
-        "host software": software.remove,
+        "host software": software.HERE.remove,
     }
 
 
@@ -62,13 +83,13 @@ def _removals() -> dict[str, Remove]:
 class Effects:
     """The calls by which a hook applies the parts of a plan; the defaults are the real ones.
 
-    The charm hands them to the reconciler. A test hands in calls that record their arguments.
+    A test hands in calls that record their arguments.
 
     Attributes:
         remove: the call that takes a part away, by the part's name.
     """
 
-    equip: collections.abc.Callable[[HostPlan | Keep, Drainer, Say], bool] = equip
+    equip: collections.abc.Callable[[HostPlan | Keep, Drainer, Say], bool] = Equip()
     install_runtime: collections.abc.Callable[[GpuPlan], bool] = install.apply
     mount: collections.abc.Callable[
         [collections.abc.Sequence[Folder] | Keep, GpuPlan | Keep | None, str, TaskFolders], object
@@ -76,7 +97,10 @@ class Effects:
     record_unavailable: collections.abc.Callable[[external_use.Gpus], object] = external_use.ensure
     close: collections.abc.Callable[[external_use.Gpus], object] = external_use.close
     register_engines: collections.abc.Callable[[EnginesPlan | None], bool] = registry.ensure
-    test: collections.abc.Callable[[UnitState, Plan, Say], UnitState] = selftest.ensure
+    remedy: collections.abc.Callable[
+        [RemediationRecord, UnitState, Plan, Say], tuple[str, ...]
+    ] = remedy
+    test: collections.abc.Callable[[UnitState, Plan, Say], UnitState] = SELF_TEST.ensure
     watch: collections.abc.Callable[[UnitState, Plan], object] = health_watch.ensure
     serve_gpu_run: collections.abc.Callable[[UnitState, Plan], object] = gpu_run.ensure
     remove: collections.abc.Mapping[str, Remove] = dataclasses.field(default_factory=_removals)

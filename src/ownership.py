@@ -9,10 +9,12 @@ import collections.abc
 import typing
 
 from ci.system import CiSystem, Remains
-from effects import Effects, Say
-from lifecycle import drain, machine_claim, remediation_record, unit_record
+from effects import Say
+from lifecycle import drain
+from lifecycle.records import Records
 from options.table import drain_timeout
 from options.values import OptionError
+from outside import Outside
 from plan.unit_id import UnitId
 
 Systems = collections.abc.Collection[CiSystem]
@@ -28,14 +30,14 @@ _AGENT: typing.Final = (
 
 
 def take(
-    unit: UnitId, mode: str, effects: Effects, systems: Systems, say: Say, *, new: bool
+    unit: UnitId, mode: str, outside: Outside, systems: Systems, say: Say, *, new: bool
 ) -> None:
     """Have the machine for this unit; what a unit that is gone has left is cleared away first.
 
     Args:
         unit: this one.
         mode: its deployment-mode, known or not.
-        effects: the calls that change the machine.
+        outside: the machine.
         systems: all CI systems, since the unit that is gone may have had any.
         say: reports a step that takes long.
         new: whether it has not been set up before.
@@ -43,11 +45,11 @@ def take(
     Raises:
         lifecycle.machine_claim.TakenError: if another unit has it.
     """
-    found = None
-    if not machine_claim.read():
+    records, found = outside.records, None
+    if not records.claim.read():
         owners = (system.former(unit, mode, new=new) for system in systems)
         found = next(filter(None, owners), None)
-    former = machine_claim.claim(unit, found)
+    former = records.claim.take(unit, found)
     if former:
         say(f"Clearing away what {former.name} has left on this machine")
         for system in systems:
@@ -55,17 +57,21 @@ def take(
             system.set_data_aside(str(former))
         _remove(systems, Remains.SERVICES)
         for part in _AGENT:
-            effects.remove[part]()
+            outside.effects.remove[part]()
     if former or new:
-        unit_record.forget()
-        drain.forget()
-        remediation_record.forget()
+        records.unit.forget()
+        drain.forget(records)
+        records.remediation.forget()
     if former:
-        machine_claim.settle(unit)
+        records.claim.settle(unit)
 
 
 def leave(
-    unit: UnitId, options: collections.abc.Mapping[str, object], systems: Systems, say: Say
+    unit: UnitId,
+    options: collections.abc.Mapping[str, object],
+    records: Records,
+    systems: Systems,
+    say: Say,
 ) -> None:
     """Note that this unit's removal has begun, and retire what takes its jobs.
 
@@ -77,13 +83,13 @@ def leave(
             been retired all the same, if this unit has the machine.
         machine.process.CommandError: systemd refuses something.
     """
-    if not machine_claim.has(unit):
+    if not records.claim.has(unit):
         return
     try:
-        unit_record.set_leaving()
+        records.unit.set_leaving()
     finally:
         retire(options, systems, say)
-        drain.forget()
+        drain.forget(records)
 
 
 def retire(options: collections.abc.Mapping[str, object], systems: Systems, say: Say) -> None:
@@ -115,17 +121,17 @@ def remove_programs(system: CiSystem) -> None:
     _remove([system], Remains.PROGRAMS)
 
 
-def give_up(unit: UnitId, effects: Effects, systems: Systems) -> None:
+def give_up(unit: UnitId, outside: Outside, systems: Systems) -> None:
     """Remove all that this unit has set up, its data too, and let others have the machine."""
-    if not machine_claim.has(unit):
+    if not outside.records.claim.has(unit):
         return
     _remove(systems, Remains.SERVICES)
     _remove(systems, Remains.DATA)
     for part in _AGENT:
-        effects.remove[part]()
+        outside.effects.remove[part]()
     _remove(systems, Remains.PROGRAMS)
-    effects.remove["host software"]()
-    machine_claim.give_up()
+    outside.effects.remove["host software"]()
+    outside.records.claim.give_up()
 
 
 def _remove(systems: Systems, what: Remains) -> None:

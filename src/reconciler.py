@@ -9,14 +9,16 @@ import logging
 import observe
 import ownership
 from ci.system import CiSystem, Place
-from effects import Effects, Say
+from effects import Say
 from gpu_agent.diagnosis import states
 from gpu_agent.model import errors, inventory
 from gpu_agent.model.inventory import Gpu
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
-from lifecycle import drain, gpu_remediation, machine_claim, part_runner, reboot, unit_record
+from lifecycle import drain, machine_claim, part_runner
+from lifecycle.reboot import Reboots
 from options.part import Part
+from outside import Outside
 from parts import health_watch
 from plan import diagnosis, gpus, host_software, messages, plan, status
 from plan.messages import Level, Line
@@ -42,7 +44,7 @@ class Reconciler:
         ci: CiSystem,
         others: ownership.Systems,
         say: Say,
-        effects: Effects,
+        outside: Outside,
     ) -> None:
         """Begin with an empty status.
 
@@ -52,13 +54,13 @@ class Reconciler:
             ci: the CI system that its options choose.
             others: the CI systems that they do not choose.
             say: reports a step that takes long.
-            effects: the calls that change the machine.
+            outside: the machine.
         """
         self.lines: list[Line] = []
         self._model, self._unit = model, unit
         self._ci, self._others = ci, others
-        self._say, self._do = say, effects
-        self._drainer = drain.Drainer(ci.worker)
+        self._say, self._outside = say, outside
+        self._do, self._records = outside.effects, outside.records
 
     def reconcile(self, *, new: bool, may_reboot: bool) -> None:
         """Do all that a hook does.
@@ -87,7 +89,7 @@ class Reconciler:
                 state = self._run(Place.RELEASE, state, wanted)
                 state, wanted = self._hand_out(state, wanted)
                 state = self._run(Place.POOL, state, wanted)
-                sick = gpu_remediation.ensure(state, wanted, self._say)
+                sick = self._do.remedy(self._records.remediation, state, wanted, self._say)
                 state = self._test(state, wanted)
                 # Again, since failures and the self-test's verdict are known now.
                 wanted = plan.make(state, self._ci)
@@ -113,7 +115,7 @@ class Reconciler:
             machine.process.CommandError: systemd refuses something.
         """
         systems = [self._ci, *self._others]
-        ownership.leave(self._unit, self._model.config, systems, self._say)
+        ownership.leave(self._unit, self._model.config, self._records, systems, self._say)
 
     def _take(self, *, new: bool) -> None:
         """Have the machine for this unit; workers that are gone are refused before.
@@ -121,10 +123,10 @@ class Reconciler:
         Raises:
             lifecycle.machine_claim.TakenError: another unit has it.
         """
-        if mine := machine_claim.has(self._unit):
+        if mine := self._records.claim.has(self._unit):
             self._revoke()
         mode, systems = str(self._model.config["deployment-mode"]), [self._ci, *self._others]
-        ownership.take(self._unit, mode, self._do, systems, self._say, new=new)
+        ownership.take(self._unit, mode, self._outside, systems, self._say, new=new)
         if not mine:
             self._revoke()
 
@@ -134,14 +136,14 @@ class Reconciler:
                 system.revoke()
 
     def _look(self) -> UnitState:
-        return observe.at_unit(self._model, self._ci)
+        return observe.at_unit(self._model, self._ci, self._outside.looks, self._records)
 
     def _equip(self, state: UnitState) -> UnitState:
         """Have the software that the host's GPUs need, and look at what that has brought."""
         keeps = state.leaving or Part.UNIT in state.frozen
         wanted = Keep.AS_IS if keeps else host_software.make(state)
         changed, after = part_runner.make(
-            state, Part.HOST, self._do.equip, wanted, self._drainer, self._say
+            state, Part.HOST, self._do.equip, wanted, self._ci.drainer, self._say
         )
         if changed is False:
             return after
@@ -157,12 +159,12 @@ class Reconciler:
             return state
         for other in self._others:
             if other.is_here():
-                unit_record.set_removing(other.name)
+                self._records.unit.set_removing(other.name)
                 self._say(f"Removing the CI system {other.name}")
                 ownership.retire(self._model.config, [other], self._say)
-                drain.forget_drain()
+                drain.forget_drain(self._records)
                 ownership.remove_services(other)
-                state = dataclasses.replace(state, rests=drain.rests())
+                state = dataclasses.replace(state, rests=self._records.drain.rests())
         return state
 
     def _run(self, place: Place, state: UnitState, wanted: Plan) -> UnitState:
@@ -178,7 +180,7 @@ class Reconciler:
             The state, with whether the runtime had to be repaired, and with what failed. And the
             plan, in which the GPUs stay as they are if the runtime could not be installed.
         """
-        _log_found(state, wanted)
+        self._log_found(state, wanted)
         if changed := gpus.change(state, wanted.choice):
             self._say(changed)
         repaired = None
@@ -219,12 +221,14 @@ class Reconciler:
         if wanted.gpu is None and not wanted.ci.folders:
             self._do.remove["runtime"]()
         if not isinstance(wanted.gpu, Keep):
-            unit_record.remember_ids(wanted.choice.remember)
-            for other in (one for one in self._others if unit_record.is_removing(one.name)):
+            noted = self._records.unit
+            noted.remember_ids(wanted.choice.remember)
+            for other in (one for one in self._others if noted.is_removing(one.name)):
                 ownership.remove_programs(other)
-                unit_record.set_removed()
-        self._drainer.give_up_overdue()
-        peers.tell_turn(self._model, drain.word(takes_jobs=wanted.ci.takes_jobs))
+                noted.set_removed()
+        self._ci.drainer.give_up_overdue()
+        word = drain.word(self._records, takes_jobs=wanted.ci.takes_jobs)
+        peers.tell_turn(self._model, word)
         offers.publish(self._model, wanted.offer, state.elsewhere)
         if Part.WATCH not in state.frozen:
             port = health_watch.port(state)
@@ -234,9 +238,9 @@ class Reconciler:
 
     def _reboot(self, state: UnitState, wanted: Plan, sick: tuple[str, ...], *, now: bool) -> None:
         """Have the machine rebooted after this hook if that helps, and jobs and options let it."""
-        may = bool(wanted.reboot or sick)
+        reboots = Reboots(self._ci.drainer, self._records, self._say)
         try:
-            if reboot.prepare(state, self._drainer, self._say, may=may, now=now, sick=sick):
+            if reboots.prepare(state, may=bool(wanted.reboot or sick), now=now, sick=sick):
                 self._model.unit.reboot()
         except errors.UnknownError as error:
             self.lines.append(status.failed(error, passes=True))
@@ -244,27 +248,28 @@ class Reconciler:
     def _tell(self, state: UnitState) -> None:
         """Make the lines of the status."""
         # A release may have been rolled back.
-        wanted, running = plan.make(state, self._ci), observe.at_services(self._drainer)
+        wanted = plan.make(state, self._ci)
+        running = observe.at_services(self._ci.drainer, self._outside.looks)
         added = self._ci.status(state, wanted, rests=running.rest is not None)
         left = [note for one in self._others for note in one.left_behind(state)]
         added = dataclasses.replace(added, notes=(*added.notes, *left))
         self.lines += status.lines(state, wanted, running, added)
 
-
-def _log_found(state: UnitState, wanted: Plan) -> None:
-    """Have the unit's log say which GPUs were found, at first and whenever that changes."""
-    facts = diagnosis.facts(state)
-    if facts is None:
-        return
-    if wrong := states.blocking(facts):
-        text = f"GPUs: {wrong}"
-    else:
-        found, given = facts.inventory, {gpu.uuid for gpu in wanted.choice.gpus}
-        shown = [_words(gpu, for_tasks=gpu.uuid in given) for gpu in found.gpus]
-        text = f"GPUs found: {'; '.join(shown)}; driver {found.driver}"
-        text += f", CUDA {found.cuda}" if found.cuda else ""
-    if unit_record.note_gpus(text):
-        _log.info("%s", text)
+    def _log_found(self, state: UnitState, wanted: Plan) -> None:
+        """Have the unit's log say which GPUs were found, at first and whenever that changes."""
+        facts = diagnosis.facts(state)
+        if facts is None:
+            return
+        if wrong := states.blocking(facts):
+            text = f"GPUs: {wrong}"
+        else:
+            found, given = facts.inventory, {gpu.uuid for gpu in wanted.choice.gpus}
+            shown = [_words(gpu, for_tasks=gpu.uuid in given) for gpu in found.gpus]
+            text = f"GPUs found: {'; '.join(shown)}"
+            text += f"; driver {found.driver}" if found.driver else ""
+            text += f", CUDA {found.cuda}" if found.cuda else ""
+        if self._records.unit.note_gpus(text):
+            _log.info("%s", text)
 
 
 def _words(gpu: Gpu, *, for_tasks: bool) -> str:

@@ -55,6 +55,7 @@ def ca(key=9):
     return made(key=key, authority=True, days=3650)
 
 
+@functools.cache
 def private(key):
     return serialization.load_pem_private_key(once.rsa_key(key).encode(), password=None)
 

@@ -11,7 +11,7 @@ import signal
 import pytest
 
 from gpu_runtime import handover
-from tests import once, rare, runs, side_by_side
+from tests import once, runs, side_by_side
 from tests.attacks import attacker as attacks
 from tests.lab import cgroups, concourse, outfit, walk
 from tests.lab.session import Lab, Progress
@@ -171,10 +171,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """`-m` knows the rare ones. With `-n`: what takes longest begins first."""
-    for item in items:
-        if item.nodeid.startswith(rare.RARE):
-            item.add_marker("rare")
+    """Begin with what takes longest, if several processes run the tests (`-n`)."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: side_by_side.turn(item.nodeid))
 

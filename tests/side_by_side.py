@@ -25,26 +25,20 @@ LAST = "tests/functional/test_pack.py"
 ALONE = tuple(
     f"tests/lab/test_{name}.py"
     for name in (
-        *("bare", "bare_changes", "bare_machine", "cli", "deploy_lxd", "download"),
-        *(
-            "juju_commands",
-            "juju_events",
-            "juju_machines",
-            "juju_refusals",
-            "juju_semantics",
-            "kernel_log",
-        ),
-        *("layout_refresh", "machines", "no_ci_system", "obstacles", "outfit", "vendors"),
+        *("bare", "bare_changes", "cli", "deploy_lxd", "download"),
+        *("juju_events", "juju_machines"),
+        *("layout_refresh", "machines", "no_ci_system", "obstacles", "outfit", "trials"),
     )
 )
 # Few labs, since to bring one up takes half a minute of a processor.
-# Attacks are last in theirs, since they leave tasks without a GPU until the run ends.
+# Attacks come after the self-test, since they leave tasks without a GPU until the run ends; storms
+# last, which want that too.
 SHARED = {
     "tests/lab/test_selftest.py": "selftest and attacks",
     "tests/attacks/": "selftest and attacks",
     "tests/lab/": "lab",
-    "tests/soak/test_line_storm.py": "storms",
-    "tests/soak/test_restart_storm.py": "storms",
+    "tests/soak/test_line_storm.py": "selftest and attacks",
+    "tests/soak/test_restart_storm.py": "selftest and attacks",
 }
 # How many times as much of the processors a process with a shared lab gets, which takes longest.
 PRECEDENCE = 2

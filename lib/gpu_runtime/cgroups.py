@@ -20,12 +20,13 @@ UNIFIED = ""
 """v2's hierarchy, beside v1's or alone."""
 
 
-def of(root: str, process: str) -> tuple[dict[str, str], bool]:
+def of(root: str, process: str, files: proc.Files = proc) -> tuple[dict[str, str], bool]:
     """Return the control groups of a process.
 
     Args:
         root: where /proc lies; for recorded trees.
         process: its folder there, such as `/proc/self`.
+        files: reads the kernel's files.
 
     Returns:
         Their paths by hierarchy: DEVICES, UNIFIED, others by their controllers as the kernel
@@ -35,7 +36,7 @@ def of(root: str, process: str) -> tuple[dict[str, str], bool]:
         OSError: /proc cannot be read.
     """
     found: dict[str, str] = {}
-    for line in proc.lines(f"{root}{process}/cgroup"):
+    for line in files.lines(f"{root}{process}/cgroup"):
         _, controllers, path = line.split(":", 2)
         found[DEVICES if DEVICES in controllers.split(",") else controllers] = path
     if DEVICES in found or UNIFIED not in found:
@@ -49,7 +50,7 @@ def folder(root: str, cgroup: str) -> str:
     return next(iter(folders(root, {DEVICES: cgroup})), "")
 
 
-def folders(root: str, cgroups: dict[str, str]) -> list[str]:
+def folders(root: str, cgroups: dict[str, str], files: proc.Files = proc) -> list[str]:
     """Return the folders of control groups that exist, by the mounts (proc(5)).
 
     Only DEVICES and UNIFIED are searched: a user who may move a process in one of v1's hierarchies
@@ -58,13 +59,14 @@ def folders(root: str, cgroups: dict[str, str]) -> list[str]:
     Args:
         root: where /proc and the mounts lie; for recorded trees.
         cgroups: their paths by hierarchy, as `of` has them.
+        files: reads the kernel's files.
 
     Raises:
         OSError: no mount shows one of them.
     """
     v1: list[tuple[str, str]] = []
     v2: list[tuple[str, str]] = []
-    for line in proc.lines(f"{root}/proc/self/mountinfo"):
+    for line in files.lines(f"{root}/proc/self/mountinfo"):
         mount, _, source = line.partition(" - ")
         kind, _, options = source.split(" ", 2)
         top, point = mount.split(" ")[3:5]
@@ -74,16 +76,16 @@ def folders(root: str, cgroups: dict[str, str]) -> list[str]:
             v2.append((top.rstrip("/"), root + point))
     found: list[str] = []
     for hierarchy, mounts in ((DEVICES, v1 or v2), (UNIFIED, v2)):
-        path = _shown(mounts, cgroups[hierarchy]) if hierarchy in cgroups else ""
-        if path and path not in found and proc.exists(path):
+        path = _shown(mounts, cgroups[hierarchy], files) if hierarchy in cgroups else ""
+        if path and path not in found and files.exists(path):
             found.append(path)
     return found
 
 
-def _shown(mounts: list[tuple[str, str]], cgroup: str) -> str:
+def _shown(mounts: list[tuple[str, str]], cgroup: str, files: proc.Files) -> str:
     for top, point in mounts:
         # Some show another part of the tree, and one can be hidden by a later mount.
-        if is_below(cgroup, top) and proc.exists(f"{point}/cgroup.procs"):
+        if is_below(cgroup, top) and files.exists(f"{point}/cgroup.procs"):
             return point + cgroup[len(top) :]
     raise OSError(f"no mount shows the control group {cgroup}")
 

@@ -31,29 +31,34 @@ class Nodes:
         beside: whether /dev/dri has nodes that do not belong to GPUs, such as a display's.
     """
 
-    __slots__ = ("beside", "cards", "shared")
+    __slots__ = ("_files", "beside", "cards", "shared")
 
-    def __init__(self, policy: Policy | None) -> None:
+    def __init__(self, policy: Policy | None, files: proc.Files = proc) -> None:
         """Read the nodes.
+
+        Args:
+            policy: tells whose GPUs are handed out; None: anybody's.
+            files: reads the kernel's files.
 
         Raises:
             OSError: they cannot be read.
         """
+        self._files = files
         self.cards: dict[Numbers, str] = {}
         self.shared: dict[Numbers, str] = {}
-        for name in proc.names("/dev"):
+        for name in files.names("/dev"):
             if name.startswith("nvidia"):
                 is_card = name.removeprefix("nvidia").isdecimal()
                 self._add(self.cards if is_card else self.shared, f"/dev/{name}")
         for folder in _NVIDIA_FOLDERS:
-            for name in proc.names(folder):
+            for name in files.names(folder):
                 self._add(self.cards, f"{folder}/{name}")
         self._add(self.shared, _KFD)
         self.beside = False
-        for name in proc.names(_DRI):
-            if _is_ours(f"{_DRI}/{name}", policy):
+        for name in files.names(_DRI):
+            if self._is_ours(f"{_DRI}/{name}", policy):
                 self._add(self.cards, f"{_DRI}/{name}")
-            elif numbers(f"{_DRI}/{name}"):
+            elif self.numbers(f"{_DRI}/{name}"):
                 self.beside = True
 
     def has(self, numbers: Numbers) -> bool:
@@ -68,45 +73,41 @@ class Nodes:
         """The numbers of NVIDIA's whole GPUs."""
         return {one for one, path in self.cards.items() if _is_whole(path)}
 
-    @staticmethod
-    def of(device: Device) -> list[Numbers]:
+    def of(self, device: Device) -> list[Numbers]:
         """Return the numbers of the nodes that belong to this device only.
 
         Raises:
             OSError: one can't be looked at.
         """
-        found = [numbers(path) for path in device.watched]
+        found = [self.numbers(path) for path in device.watched]
         return [one for one in found if one]
 
-    @staticmethod
-    def _add(to: dict[Numbers, str], path: str) -> None:
-        if one := numbers(path):
+    def numbers(self, path: str) -> Numbers | None:
+        """The numbers of the character device at a path, links followed; None where there is none.
+
+        Raises:
+            OSError: it can't be looked at.
+        """
+        found = self._files.look(path)
+        if found is None or not stat.S_ISCHR(found.st_mode):
+            return None
+        return os.major(found.st_rdev), os.minor(found.st_rdev)
+
+    def _add(self, to: dict[Numbers, str], path: str) -> None:
+        if one := self.numbers(path):
             to[one] = path
 
+    def _is_ours(self, path: str, policy: Policy | None) -> bool:
+        """Whether a node below /dev/dri is of a maker whose GPUs are handed out here.
 
-def numbers(path: str) -> Numbers | None:
-    """The numbers of the character device at a path, links followed; None where there is none.
-
-    Raises:
-        OSError: it can't be looked at.
-    """
-    found = proc.look(path)
-    if found is None or not stat.S_ISCHR(found.st_mode):
-        return None
-    return os.major(found.st_rdev), os.minor(found.st_rdev)
+        The runtime ignores others, such as the display of a machine with NVIDIA GPUs.
+        """
+        one = self.numbers(path)
+        if one is None:
+            return False
+        maker = self._files.read(f"/sys/dev/char/{one[0]}:{one[1]}/device/vendor").strip()
+        return policy is None or maker in ("", policy.vendor.pci)
 
 
 def _is_whole(path: str) -> bool:
     return path.startswith("/dev/nvidia") and path.removeprefix("/dev/nvidia").isdecimal()
-
-
-def _is_ours(path: str, policy: Policy | None) -> bool:
-    """Whether a node below /dev/dri is of a maker whose GPUs are handed out here.
-
-    The runtime ignores others, such as the display of a machine with NVIDIA GPUs.
-    """
-    one = numbers(path)
-    if one is None:
-        return False
-    maker = proc.read(f"/sys/dev/char/{one[0]}:{one[1]}/device/vendor").strip()
-    return policy is None or maker in ("", policy.vendor.pci)

@@ -141,7 +141,7 @@ def _start(paths: Paths, call: arguments.Call, decision: Decision) -> str:
     decision.who = readable(facts.who(call.container))
     if unreadable:
         raise unreadable
-    _check(policy, call, privileged=privileged)
+    _check(policy, call, privileged=privileged, rootless=bool(os.geteuid()) or _is_nested())
     assert policy  # noqa: S101  _check refuses without one
     decision.asked, named = engine_request.devices(wanted, policy, nodes)
     decision.named = named
@@ -214,13 +214,21 @@ def _exec(paths: Paths, call: arguments.Call, decision: Decision) -> None:
         decision.kind = ""  # swept meanwhile, or runc says it best
 
 
-def _check(policy: Policy | None, call: arguments.Call, *, privileged: bool) -> None:
+def _check(
+    policy: Policy | None, call: arguments.Call, *, privileged: bool, rootless: bool
+) -> None:
     """Check that this machine gives GPUs to containers of this kind.
+
+    Args:
+        policy: the policy; None: no container gets a GPU.
+        call: the engine's call.
+        privileged: whether the container is privileged.
+        rootless: whether the engine runs as another user than root, or in a user namespace.
 
     Raises:
         Refused: it gives none.
     """
-    if os.geteuid() or _is_nested():
+    if rootless:
         raise Refused(
             "rootless-engine",
             "containers of a rootless engine get no GPU on this machine, because their user "

@@ -10,7 +10,7 @@ request nothing.
 from __future__ import annotations
 
 from gpu_runtime import container_spec as spec
-from gpu_runtime.device_nodes import Nodes, Numbers, numbers
+from gpu_runtime.device_nodes import Nodes, Numbers
 from gpu_runtime.environment import COUNT, Variables
 from gpu_runtime.json_shape import items, table, text
 from gpu_runtime.refusal import Refused
@@ -148,7 +148,7 @@ def _given(config: dict[str, object], nodes: Nodes) -> list[Numbers]:
     found = [node_numbers(table(node)) for node in items(linux.get("devices"))]
     for mount in map(table, items(config.get("mounts"))):
         source = text(mount.get("source"))
-        found.append(numbers(source) if source.startswith("/dev/") else None)
+        found.append(nodes.numbers(source) if source.startswith("/dev/") else None)
     return [*dict.fromkeys(one for one in found if one in nodes.cards)]
 
 

@@ -72,13 +72,14 @@ class Host:
 
     Args:
         root: the folder above /proc, bundles and mounts; for recorded trees.
+        files: reads the kernel's files.
     """
 
-    def __init__(self, root: str = "") -> None:
+    def __init__(self, root: str = "", files: proc.Files = proc) -> None:
         self.intruders: list[str] = []
         self.looked: dict[str, str] = {}
         self.mark: tuple[Call, float] | None = None
-        self._root = root
+        self._root, self._files = root, files
         self._ticks = os.sysconf("SC_CLK_TCK")
 
     def alive(self, call: Call) -> bool:
@@ -94,6 +95,19 @@ class Host:
     def now() -> float:
         """Return the seconds since boot, which a change of the clock does not affect."""
         return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def take_hold(self, pid: int) -> Process:
+        """Take hold of the process with the number `pid`, to kill it.
+
+        Raises:
+            ProcessLookupError: it does not exist.
+            OSError: the kernel refuses.
+        """
+        return Process(pid)
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep for so many seconds, as a request that waits and a kill do."""
+        time.sleep(seconds)
 
     def age(self, pid: int) -> float:
         """Return the seconds since a process started; infinite if it is gone or dead."""
@@ -153,7 +167,7 @@ class Host:
 
     def _is_begun(self, init: int) -> bool:
         """Whether a container's own program runs: the engine may be killed before it starts it."""
-        return not proc.read(f"{self._root}/proc/{init}/comm").startswith(_NOT_STARTED)
+        return not self._files.read(f"{self._root}/proc/{init}/comm").startswith(_NOT_STARTED)
 
     def processes(self, container: str, holder: Holder) -> list[str]:
         """Return the exec ids of a step's living processes, such as `task`; none otherwise."""
@@ -224,7 +238,7 @@ class Host:
         # normpath would leave two slashes at the beginning alone.
         path = os.path.normpath("/" + (cgroups_path or container).lstrip("/"))
         if not cgroups_path.startswith("/"):
-            found, is_v2 = groups.of(self._root, "/proc/self")
+            found, is_v2 = self._groups("/proc/self")
             own = found.get(groups.DEVICES, "")
             path = (os.path.dirname(own) if is_v2 else own).rstrip("/") + path
         return path if names_container(path, container) else ""
@@ -301,7 +315,7 @@ class Host:
         of this init is not mistaken for it.
         """
         init = self._pid(pid_file or f"{bundle}/init.pid")
-        found, _ = groups.of(self._root, f"/proc/{init}")
+        found, _ = self._groups(f"/proc/{init}")
         paths = {
             hierarchy: path
             for hierarchy, its in found.items()
@@ -337,7 +351,7 @@ class Host:
         """Kill the runtime's calls for a holder that still run: they would start it."""
         for call in [*holder.calls, *([holder.keeper] if holder.keeper else [])]:
             try:
-                process = Process(call[0])
+                process = self.take_hold(call[0])
             except ProcessLookupError:
                 continue
             if self.alive(call):
@@ -347,18 +361,18 @@ class Host:
     def _end(self, marks: _Marks, patience: float) -> bool:
         """Kill all processes of a container; return whether none is left within `patience` s."""
         deadline = self.now() + patience
-        folders = groups.folders(self._root, marks.paths)
+        folders = self._folders(marks)
         while left := self._in(folders) or self._in_namespace(marks):
             for pid in left:
                 self._kill(pid, marks)
             if self.now() > deadline:
                 return False
-            time.sleep(0.005)
+            self.sleep(0.005)
         return True
 
     def _kill(self, pid: int, marks: _Marks) -> None:
         try:
-            process = Process(pid)
+            process = self.take_hold(pid)
         except ProcessLookupError:
             return
         # Checked after taking hold of it: it is still this process, or it is gone.
@@ -372,7 +386,15 @@ class Host:
 
     def _in_groups(self, marks: _Marks) -> set[int]:
         """The processes in a container's control groups, of all hierarchies."""
-        return self._in(groups.folders(self._root, marks.paths)) if marks.paths else set()
+        return self._in(self._folders(marks)) if marks.paths else set()
+
+    def _groups(self, process: str) -> tuple[dict[str, str], bool]:
+        """The control groups of a process, by its folder; see cgroups.of."""
+        return groups.of(self._root, process, self._files)
+
+    def _folders(self, marks: _Marks) -> list[str]:
+        """The folders of a container's control groups."""
+        return groups.folders(self._root, marks.paths, self._files)
 
     def _in(self, folders: list[str]) -> set[int]:
         return set[int]().union(*map(self._living, folders))
@@ -385,20 +407,20 @@ class Host:
         if not folder:
             return set()
         try:
-            found = {int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()}
+            found = {int(pid) for pid in self._files.read(f"{folder}/cgroup.procs").split()}
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP:
                 raise
             # In a threaded group of v2 (cgroups(7)), which lists its threads alone.
-            threads = proc.read(f"{folder}/cgroup.threads").split()
+            threads = self._files.read(f"{folder}/cgroup.threads").split()
             found = {process for thread in threads if (process := self._process_of(thread))}
-        for below in proc.folders(folder):
+        for below in self._files.folders(folder):
             found |= self._living(below)
         return found
 
     def _process_of(self, thread: str) -> int:
         """Return the process of a thread; 0 if it is gone."""
-        status = proc.read(f"{self._root}/proc/{thread}/status")
+        status = self._files.read(f"{self._root}/proc/{thread}/status")
         return int(status.partition("\nTgid:")[2].split()[0]) if status else 0
 
     def _in_namespace(self, marks: _Marks) -> set[int]:
@@ -411,7 +433,7 @@ class Host:
             return set()
         return {
             pid
-            for name in proc.names(f"{self._root}/proc")
+            for name in self._files.names(f"{self._root}/proc")
             if name.isdecimal()
             and (pid := int(name)) != marks.init
             and self._is_in_namespace(pid, marks)
@@ -441,7 +463,7 @@ class Host:
             return
         started, namespace = self._started(marks.init), self._namespace(marks.init)
         is_first = self._numbers(marks.init)[1:2] == ["1"]
-        found, _ = groups.of(self._root, f"/proc/{marks.init}")
+        found, _ = self._groups(f"/proc/{marks.init}")
         # Checked last: it was the container's during all of this.
         if started is not None and _is_below(found, marks.paths):
             marks.started = started
@@ -451,13 +473,13 @@ class Host:
         """The PID namespace of a process; empty if it is gone."""
         folder = f"{self._root}/proc/{pid}"
         try:
-            return proc.link(f"{folder}/ns/pid")
+            return self._files.link(f"{folder}/ns/pid")
         except PermissionError:
             # Seen in a system container, Linux 6.18.44: the link of an ended thread is unreadable,
             # and the first thread may end alone (kernel/ptrace.c __ptrace_may_access).
-            for thread in proc.names(f"{folder}/task"):
+            for thread in self._files.names(f"{folder}/task"):
                 try:
-                    if namespace := proc.link(f"{folder}/task/{thread}/ns/pid"):
+                    if namespace := self._files.link(f"{folder}/task/{thread}/ns/pid"):
                         return namespace
                 except PermissionError:
                     continue
@@ -465,7 +487,7 @@ class Host:
 
     def _numbers(self, pid: int) -> list[str]:
         """Return a process's number in each PID namespace from this one on; none if it is gone."""
-        status = proc.read(f"{self._root}/proc/{pid}/status")
+        status = self._files.read(f"{self._root}/proc/{pid}/status")
         return status.partition("\nNSpid:")[2].partition("\n")[0].split()
 
     def _processes(self, bundle: str, marks: _Marks) -> list[str]:
@@ -473,7 +495,7 @@ class Host:
             return []
         return [
             name[: -len(".pid")]
-            for name in sorted(proc.names(self._root + bundle))
+            for name in sorted(self._files.names(self._root + bundle))
             if name.endswith(".pid")
             and name != "init.pid"
             and self._inside(pid := self._pid(f"{bundle}/{name}"), marks)
@@ -486,7 +508,7 @@ class Host:
         Raises:
             ValueError: something else is in it.
         """
-        text = proc.read(self._root + path)
+        text = self._files.read(self._root + path)
         if not text:
             return 0
         if not (text.isascii() and text.strip().isdecimal() and len(text) < 12):
@@ -497,13 +519,13 @@ class Host:
         if not (pid and marks.paths):
             return False
         process = f"/proc/{pid}"
-        found, _ = groups.of(self._root, process)
+        found, _ = self._groups(process)
         if _is_below(found, marks.paths):
             return True
         # In v1 a process whose first thread has ended is in the root group; its others are not.
         return any(
-            _is_below(groups.of(self._root, f"{process}/task/{thread}")[0], marks.paths)
-            for thread in proc.names(f"{self._root}{process}/task")
+            _is_below(self._groups(f"{process}/task/{thread}")[0], marks.paths)
+            for thread in self._files.names(f"{self._root}{process}/task")
         ) or (bool(found) and self._is_in_namespace(pid, marks))
 
     def _started(self, pid: int) -> int | None:
@@ -521,7 +543,7 @@ class Host:
 
         The name in field 2 ends with the last `)`.
         """
-        return proc.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
+        return self._files.read(f"{self._root}/proc/{pid}/stat").rpartition(")")[2].split()
 
 
 def _is_below(found: dict[str, str], cgroups: dict[str, str]) -> bool:

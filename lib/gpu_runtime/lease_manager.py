@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import time
-
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
@@ -100,7 +98,7 @@ def acquire(
             return grant
         if told:
             _tell(store, told, usable, waiter, looked)
-        time.sleep(_OLDEST_LOOKS_EVERY if is_oldest else _LOOK_EVERY)
+        host.sleep(_OLDEST_LOOKS_EVERY if is_oldest else _LOOK_EVERY)
 
 
 def _look(

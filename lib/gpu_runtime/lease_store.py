@@ -75,10 +75,15 @@ class Record:
 
 
 class Store:
-    """The store in a folder. `with store as table:` holds its lock and saves changes."""
+    """The store in a folder. `with store as table:` holds its lock and saves changes.
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    Args:
+        folder: the folder.
+        files: tells which records and bundles there are.
+    """
+
+    def __init__(self, folder: str, files: proc.Files = proc) -> None:
+        self.folder, self._files = folder, files
         self._table_path = f"{folder}/leases{_SUFFIX}"
         self._containers = f"{folder}/containers"
         self._lock = -1
@@ -170,7 +175,7 @@ class Store:
         Raises:
             OSError: the folder cannot be read.
         """
-        return proc.exists(self._record_path(container))
+        return self._files.exists(self._record_path(container))
 
     def forget(self, container: str) -> None:
         """Remove the record of `container`, if there is one.
@@ -210,7 +215,7 @@ class Store:
         return leases
 
     def _names(self) -> list[str]:
-        names = proc.names(self._containers)
+        names = self._files.names(self._containers)
         return [name[: -len(_SUFFIX)] for name in names if name.endswith(_SUFFIX)]
 
     def _sweep(self) -> None:
@@ -232,7 +237,7 @@ class Store:
         """
         if record.holder and record.holder.kind != STEP:
             return self._lock >= 0 and name not in self._leases.holders
-        return not proc.exists(record.bundle)
+        return not self._files.exists(record.bundle)
 
     def _wait(self) -> None:
         deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
@@ -251,7 +256,7 @@ class Store:
         self._lock = -1
 
     def _make_folders(self) -> None:
-        if proc.exists(self._containers):
+        if self._files.exists(self._containers):
             return
         # One by one: makedirs would create parent folders with containerd's umask. A user who may
         # open the store may lock it, and then no task would get a GPU.

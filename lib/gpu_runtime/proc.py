@@ -7,6 +7,42 @@ from __future__ import annotations
 import errno
 import os
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Files(Protocol):
+        """The files of a machine's kernel; this module is the real implementation."""
+
+        def read(self, path: str) -> str:
+            """Return the text of a file; empty if it is gone."""
+            ...
+
+        def lines(self, path: str) -> list[str]:
+            """Return the lines of a file; none if it is gone."""
+            ...
+
+        def names(self, folder: str) -> list[str]:
+            """Return the names in a folder; none if it is gone."""
+            ...
+
+        def folders(self, folder: str) -> list[str]:
+            """Return the paths of the folders in a folder; none if it is gone."""
+            ...
+
+        def link(self, path: str) -> str:
+            """Return the target of a link; empty if it is gone."""
+            ...
+
+        def look(self, path: str) -> os.stat_result | None:
+            """Return the status of a path, links followed; None if it is gone."""
+            ...
+
+        def exists(self, path: str) -> bool:
+            """Whether a path exists."""
+            ...
+
+
 # The errors for a process, a control group or a file that is gone. ENODEV is for a control group
 # that is removed while it is open.
 _GONE = frozenset({errno.ENOENT, errno.ESRCH, errno.ENOTDIR, errno.ENODEV})

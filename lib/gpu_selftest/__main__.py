@@ -4,6 +4,7 @@
 
 import argparse
 import collections.abc
+import dataclasses
 import json
 import os
 import pathlib
@@ -18,10 +19,10 @@ import typing
 from gpu_agent import paths as wrapper
 from gpu_agent.model.inventory import Gpu
 from gpu_selftest import report, results, run, service, settings
-from gpu_selftest.check import Level
+from gpu_selftest.check import Level, Progress, Request
 from gpu_selftest.results import STATUS, Report
 from gpu_selftest.settings import Settings
-from gpu_selftest.watchdog import Watchdog
+from gpu_selftest.watchdog import Conclude, Watchdog
 from machine import files, locks
 
 # The exit status for wrong arguments, as of argparse.
@@ -37,17 +38,40 @@ class UsageError(Exception):
     """The arguments can't be used here; the text says why and what to do."""
 
 
-def main(arguments: collections.abc.Sequence[str]) -> int:
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Files and calls of the command; the defaults are the real ones.
+
+    Attributes:
+        settings: the file of this unit's settings.
+        lock: the lock file of the self-test that runs.
+        home: the folder of the watchdog's clock.
+        user: returns the id of the user who runs it.
+        test: makes the checks.
+        conclude: does what follows from a report, and keeps it.
+    """
+
+    settings: pathlib.Path = settings.PATH
+    lock: pathlib.Path = service.LOCK
+    home: pathlib.Path = results.HOME
+    user: collections.abc.Callable[[], int] = os.geteuid
+    test: collections.abc.Callable[
+        [Settings, Request, Progress, collections.abc.Callable[[Level], None]], Report
+    ] = run.run
+    conclude: Conclude = run.conclude
+
+
+def main(arguments: collections.abc.Sequence[str], place: Place = Place()) -> int:
     """Run the self-test, keep its report, print it. Return the exit status."""
     asked = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        kept, request = _request(asked)
-        files.ensure_directory(service.LOCK.parent)
+        kept, request = _request(asked, place)
+        files.ensure_directory(place.lock.parent)
         since = results.started(request.run)
         said = f"pid {os.getpid()}, level {request.level.value}, since {since:%H:%M:%S} UTC"
-        with locks.hold(service.LOCK, said):
-            found = _test(kept, request)
+        with locks.hold(place.lock, said):
+            found = _test(kept, request, place)
     except UsageError as error:
         sys.stderr.write(f"gpu-selftest: {error}\n")
         return WRONG_USE
@@ -62,10 +86,10 @@ def main(arguments: collections.abc.Sequence[str]) -> int:
     return STATUS[found.outcome]
 
 
-def _test(kept: Settings, request: run.Request) -> Report:
-    watchdog = Watchdog(kept, request)
+def _test(kept: Settings, request: Request, place: Place) -> Report:
+    watchdog = Watchdog(kept, request, place.conclude, place.home)
     watchdog.start()
-    found = run.run(kept, request, watchdog.progress, watchdog.reached)
+    found = place.test(kept, request, watchdog.progress, watchdog.reached)
     watchdog.conclude(found)
     watchdog.progress(report.headline(found))
     return found
@@ -103,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
+def _request(asked: argparse.Namespace, place: Place) -> tuple[Settings, Request]:
     """Return this unit's settings and the request that the arguments make.
 
     Raises:
@@ -116,18 +140,18 @@ def _request(asked: argparse.Namespace) -> tuple[Settings, run.Request]:
         raise UsageError(f"--duration {minutes}: give 1 to {_MOST_MINUTES} minutes")
     if asked.run and not re.fullmatch(results.RUN_PATTERN, asked.run):
         raise UsageError(f"--run {asked.run}: not the id of a run; leave the option out")
-    if os.geteuid() != 0:
+    if place.user() != 0:
         raise UsageError(f"the self-test needs root: sudo {wrapper.BIN}/gpu-selftest")
-    kept = settings.read()
+    kept = settings.read(place.settings)
     if kept is None:
         raise UsageError(
-            f"{settings.PATH} is missing or damaged. If enable-gpu is true, the charm writes it "
+            f"{place.settings} is missing or damaged. If enable-gpu is true, the charm writes it "
             "within 5 minutes. If not: juju config <application> enable-gpu=true"
         )
     runc = kept.runc_path()
     if not pathlib.Path(runc).exists():
         raise UsageError(f"{runc}, which the self-test needs, is missing: {kept.runc_remedy}")
-    request = run.Request(
+    request = Request(
         run=asked.run or results.new_run(),
         level=level,
         gpu=_chosen(kept.gpus, asked.gpu) if asked.gpu else "",

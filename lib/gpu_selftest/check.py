@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Types of the self-test: levels, checks, outcomes and results. Without side effects."""
+"""Types of the self-test: requests, levels, checks and results. Without side effects."""
 
 import collections.abc
 import dataclasses
@@ -179,6 +179,25 @@ class Check:
 def _line(text: str) -> str:
     shown = " ".join("".join(one if one.isprintable() else " " for one in text).split())
     return shown if len(shown) <= _LONGEST else f"{shown[: _LONGEST - 3]}..."
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What the self-test is to test.
+
+    Attributes:
+        run: an id by which the caller finds the report.
+        level: the level.
+        gpu: id of the only GPU to test; empty: all that tasks may get.
+        device: `cuda`; or `cpu`, which proves nothing about a GPU, so that nothing changes.
+        minutes: how long the burn-in loads the GPUs.
+    """
+
+    run: str
+    level: Level = Level.QUICK
+    gpu: str = ""
+    device: str = "cuda"
+    minutes: int = 10
 
 
 Progress = collections.abc.Callable[[str], None]

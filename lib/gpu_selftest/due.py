@@ -6,22 +6,29 @@ import datetime
 import time
 import typing
 
-from gpu_selftest import last_pass, results
+from gpu_selftest import results
 from gpu_selftest.check import Level, Outcome, Result
+from gpu_selftest.last_pass import Records
 
 # The pause in seconds before a self-test is repeated that was incomplete because a job held a GPU,
 # or that failed of something that a job may have caused, such as a full disk.
 _TRY_AGAIN: typing.Final = 300
 
 
-def due(subject: str, *, repaired: bool) -> Level | None:
-    """Return the level that is to be tested now; None if nothing is due."""
-    last = results.read()
-    if last is None or last.subject != subject or not last_pass.is_tested():
+def due(subject: str, records: Records, *, repaired: bool) -> Level | None:
+    """Return the level that is to be tested now; None if nothing is due.
+
+    Args:
+        subject: the subject of a test now.
+        records: what earlier tests found.
+        repaired: whether the charm has just repaired something.
+    """
+    last, proven = records.report(), records.kept()
+    if last is None or last.subject != subject or not records.is_tested():
         return Level.ISOLATION
     whole = not last.gpu and last.level.includes(Level.ISOLATION)
     # A failed GPU stays out of use until the operator, or a change, triggers a new test.
-    anew = repaired if whole and last.outcome != "passed" else last_pass.kept() != subject
+    anew = repaired if whole and last.outcome != "passed" else proven != subject
     if anew:
         return Level.ISOLATION
     started = datetime.datetime.fromisoformat(last.started).timestamp()
@@ -32,7 +39,7 @@ def due(subject: str, *, repaired: bool) -> Level | None:
         return Level.ISOLATION
     if not any(map(_may_be_over, last.results)):
         return None
-    return Level.QUICK if last_pass.kept() == subject else Level.ISOLATION
+    return Level.QUICK if proven == subject else Level.ISOLATION
 
 
 def _may_be_over(result: Result) -> bool:

@@ -104,7 +104,7 @@ def save(report: Report, home: pathlib.Path = HOME) -> None:
         files.ensure_file(home / _LAST, text)
     for old in sorted(history.glob("*.json"))[:-_KEPT]:
         files.ensure_absent(old)
-    for drawn in home.glob(picture("*", "*").name):
+    for drawn in home.glob(picture("*", "*", home).name):
         if not path(drawn.name[len("burn-in-") :].rpartition("-gpu")[0], home).exists():
             files.ensure_absent(drawn)
 
@@ -133,9 +133,9 @@ def path(run: str, home: pathlib.Path = HOME) -> pathlib.Path:
     return home / _HISTORY / f"{run}.json"
 
 
-def picture(run: str, gpu: int | str) -> pathlib.Path:
+def picture(run: str, gpu: int | str, home: pathlib.Path = HOME) -> pathlib.Path:
     """Return where the picture of a GPU in a burn-in is kept, as long as its report is."""
-    return HOME / f"burn-in-{run}-gpu{gpu}.svg"
+    return home / f"burn-in-{run}-gpu{gpu}.svg"
 
 
 def plain(report: Report) -> dict[str, typing.Any]:

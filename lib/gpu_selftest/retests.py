@@ -7,18 +7,23 @@ a hook is started in one hook and its verdict is read in a later one. A GPU that
 the operator. A test that could not run is repeated after growing pauses, and in the end given up.
 """
 
+import collections.abc
+import dataclasses
 import datetime
 import logging
+import pathlib
 import time
 import typing
 
 from gpu_agent.availability import external_use, retests
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability.retests import Ask
+from gpu_agent.model.leases import Lease
 from gpu_selftest import results, service, settings
 from gpu_selftest.check import Level, Progress
+from gpu_selftest.last_pass import Records
 from gpu_selftest.results import Report
-from machine import locks
+from gpu_selftest.service import SelftestError, Service
 
 # How long one hook follows such tests altogether, in seconds, as parts.selftest does.
 _PATIENCE: typing.Final = 120
@@ -34,46 +39,83 @@ _SECOND: typing.Final = len("2026-11-21T17:00:00")
 _log = logging.getLogger(__name__)
 
 
-def ensure(progress: Progress) -> None:
-    """Note the verdicts on requested tests and start the tests that are due.
+@dataclasses.dataclass(frozen=True)
+class Retests:
+    """The tests that the GPU health service requests; the defaults are the real ones.
 
-    Afterwards a GPU that passed is in use again, and a GPU that failed is quarantined.
-
-    Raises:
-        OSError: the requests or tries can't be read or written.
+    Attributes:
+        service: starts and follows self-tests.
+        settings: the file of this unit's settings.
+        records: the reports.
+        holders: returns the leases, by container; None if they can't be read now.
+        external: returns the GPUs that are in use outside CI, by id.
     """
-    until = time.monotonic() + _PATIENCE
-    while (now := until - time.monotonic()) > 0:
-        _settle()
-        due = None if _is_testing() else _due()
-        if due is None:
-            return
-        level = Level(due.level)
-        progress(f"Self-test of one GPU, level {due.level}: {due.why}")
-        try:
-            run = service.start(level, gpu=due.uuid)
-            retests.tried(due.uuid, run)
-            if not Level.ISOLATION.includes(level):  # hours, perhaps
+
+    service: Service = service
+    settings: pathlib.Path = settings.PATH
+    records: Records = Records()
+    holders: collections.abc.Callable[[], collections.abc.Mapping[str, Lease] | None] = (
+        leases.holders
+    )
+    external: collections.abc.Callable[[], collections.abc.Container[str]] = external_use.read
+
+    def ensure(self, progress: Progress) -> None:
+        """Note the verdicts on requested tests and start the tests that are due.
+
+        Afterwards a GPU that passed is in use again, and a GPU that failed is quarantined.
+
+        Raises:
+            OSError: the requests or tries can't be read or written.
+        """
+        until = time.monotonic() + _PATIENCE
+        while (now := until - time.monotonic()) > 0:
+            self._settle()
+            due = None if self._is_testing() else self._due()
+            if due is None:
                 return
-            service.follow(run, now, lambda line: progress(f"Self-test: {line}"))
-        except service.SelftestError as error:
-            # The try is counted, so that no other GPU's test has to wait for this one.
-            _log.warning("self-test of %s for the GPU health service: %s", due.uuid, error)
-            return
+            level = Level(due.level)
+            progress(f"Self-test of one GPU, level {due.level}: {due.why}")
+            try:
+                run = self.service.start(level, gpu=due.uuid)
+                retests.tried(due.uuid, run)
+                if not Level.ISOLATION.includes(level):  # hours, perhaps
+                    return
+                self.service.follow(run, now, lambda line: progress(f"Self-test: {line}"))
+            except SelftestError as error:
+                # The try is counted, so that no other GPU's test has to wait for this one.
+                _log.warning("self-test of %s for the GPU health service: %s", due.uuid, error)
+                return
 
+    def _settle(self) -> None:
+        """Drop requests that have a verdict, from any self-test, or that had too many tries."""
+        for ask in retests.read():
+            runs = retests.tries(ask.uuid)
+            reports = [self.records.report(run) for run in (*runs[-1:], "")]
+            told = [report for report in reports if report and _answers(report, ask)]
+            for report in told:
+                retests.forget(ask.uuid, report.level.value)
+            since = [run for run in runs if _time(run) >= ask.since[:_SECOND]]
+            if not told and len(since) >= _MOST_TRIES and not self._is_testing():
+                _log.warning("%d self-tests of %s gave no verdict: given up", len(since), ask.uuid)
+                retests.forget(ask.uuid)
 
-def _settle() -> None:
-    """Drop requests that have a verdict, from any self-test, or that had too many tries."""
-    for ask in retests.read():
-        runs = retests.tries(ask.uuid)
-        reports = [results.read(run) for run in runs[-1:]] + [results.read()]
-        told = [report for report in reports if report and _answers(report, ask)]
-        for report in told:
-            retests.forget(ask.uuid, report.level.value)
-        since = [run for run in runs if _time(run) >= ask.since[:_SECOND]]
-        if not told and len(since) >= _MOST_TRIES and not _is_testing():
-            _log.warning("%d self-tests of %s gave no verdict: given up", len(since), ask.uuid)
-            retests.forget(ask.uuid)
+    def _is_testing(self) -> bool:
+        """Return whether any self-test runs now."""
+        return self.service.running() is not None or self.service.wait_for_others(0) != ""
+
+    def _due(self) -> Ask | None:
+        """Return the next request: of a GPU that is present, unused, and past its pause."""
+        kept, held = settings.read(self.settings), self.holders()
+        if kept is None or held is None:
+            return None
+        external = self.external()
+        used = {device for lease in held.values() if lease.occupied for device in lease.devices}
+        idle = {
+            gpu.uuid
+            for gpu in kept.gpus
+            if used.isdisjoint({gpu.uuid, *gpu.devices}) and gpu.uuid not in external
+        }
+        return next((ask for ask in retests.read() if ask.uuid in idle and _is_rested(ask)), None)
 
 
 def _answers(report: Report, ask: Ask) -> bool:
@@ -83,25 +125,6 @@ def _answers(report: Report, ask: Ask) -> bool:
     failed = any(result.gpu == ask.uuid and results.condemns(result) for result in report.results)
     meant = report.gpu in ("", ask.uuid)
     return failed or (meant and results.passed(report, ask.uuid, Level(ask.level)))
-
-
-def _is_testing() -> bool:
-    """Return whether any self-test runs now."""
-    return service.running() is not None or bool(locks.holder(service.LOCK))
-
-
-def _due() -> Ask | None:
-    """Return the next request: of a GPU that is present, unused, and past its pause."""
-    kept, held, external = settings.read(), leases.holders(), external_use.read()
-    if kept is None or held is None:
-        return None
-    used = {device for lease in held.values() if lease.occupied for device in lease.devices}
-    idle = {
-        gpu.uuid
-        for gpu in kept.gpus
-        if used.isdisjoint({gpu.uuid, *gpu.devices}) and gpu.uuid not in external
-    }
-    return next((ask for ask in retests.read() if ask.uuid in idle and _is_rested(ask)), None)
 
 
 def _is_rested(ask: Ask) -> bool:

@@ -10,17 +10,20 @@ import typing
 
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import quarantine
-from gpu_agent.gpu.vendors import device_nodes as nodes
-from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors import device_nodes, registry
 from gpu_agent.gpu.vendors.nvidia import xid
 from gpu_agent.model.inventory import Gpu
+from gpu_agent.model.leases import Lease
 from gpu_selftest import hotplug_guard as absence
 from gpu_selftest import last_pass, results
 from gpu_selftest.burnin import level as burnin
-from gpu_selftest.check import Check, Level, Outcome, Progress, Result
+from gpu_selftest.check import Check, Level, Outcome, Progress, Request, Result
 from gpu_selftest.compute import level as compute
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.isolation import level as isolation
+from gpu_selftest.last_pass import Records
 from gpu_selftest.quick import ci_checks, gpu_checks, host_checks
+from gpu_selftest.quick.host_checks import Look
 from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
 
@@ -30,70 +33,12 @@ _SILENT: typing.Final = (host_checks.INVENTORY.id, host_checks.DRIVER.id)
 # The part of a time in ISO 8601 that is compared.
 _SECOND: typing.Final = len("2026-11-21T17:00:00")
 
+_RECORDS: typing.Final = Records()
+
 _Make = collections.abc.Callable[[tuple[Gpu, ...]], list[Result]]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """What the self-test is to test.
-
-    Attributes:
-        run: an id by which the caller finds the report.
-        level: the level.
-        gpu: id of the only GPU to test; empty: all that tasks may get.
-        device: `cuda`; or `cpu`, which proves nothing about a GPU, so that nothing changes.
-        minutes: how long the burn-in loads the GPUs.
-    """
-
-    run: str
-    level: Level = Level.QUICK
-    gpu: str = ""
-    device: str = "cuda"
-    minutes: int = 10
-
-
-def run(
-    settings: Settings,
-    request: Request,
-    progress: Progress,
-    reached: collections.abc.Callable[[Level], None],
-) -> Report:
-    """Run all checks of a level and of the levels before it.
-
-    A GPU that fails is taken out of use at once; conclude does the rest. `reached` is called with
-    each level after quick when it begins.
-    """
-    started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
-    there = nodes.present()
-    progress("Checking the machine and its GPUs")
-    look = host_checks.look(settings)
-    # NVML makes missing nodes, for example after boot.
-    there = {*there, *nodes.present()}
-    gpus = tuple(gpu for gpu in settings.gpus if request.gpu in ("", gpu.uuid))
-    found = _quick(settings, gpus, look)
-    for level, checks, make in _later(settings, request, progress):
-        found = absence.spared(found, there, nodes.present())
-        if request.level.includes(level):
-            reached(level)
-            # The next level may take hours: no job may get a failed GPU meanwhile.
-            _take_out(settings, request.device, found)
-            found += _unless_failed(checks, gpus, found, make)
-    found = absence.spared(found, there, nodes.present())
-    return Report(
-        run=request.run,
-        # An unknown state is tested again at the next event.
-        subject="" if look.unknown else last_pass.subject(settings, look.inventory, look.machine),
-        level=request.level,
-        device=request.device,
-        gpu=request.gpu,
-        outcome=results.outcome(found),
-        started=started.isoformat(timespec="seconds"),
-        seconds=round(time.monotonic() - began, 1),
-        results=tuple(found),
-    )
-
-
-def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) -> list[Result]:
+def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: Look) -> list[Result]:
     found = host_checks.run(settings, look, ci_checks.ask(settings))
     # NVML answers regardless of other faults of this worker.
     silent = [result for result in found if result.check in _SILENT]
@@ -104,37 +49,15 @@ def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: host_checks.Look) ->
 
 def _health(settings: Settings, gpus: tuple[Gpu, ...]) -> list[Result]:
     told = registry.find(gpus[0].vendor).health(gpu.uuid for gpu in gpus)
-    return gpu_checks.run(settings, told, xid.read(), gpus, _busy(gpus))
+    return gpu_checks.run(settings, told, xid.read(), gpus, _busy(gpus, leases.holders()))
 
 
-def _busy(gpus: tuple[Gpu, ...]) -> set[str]:
+def _busy(gpus: tuple[Gpu, ...], held: collections.abc.Mapping[str, Lease] | None) -> set[str]:
     """Return the ids of GPUs that a job uses; of all GPUs if that is unknown."""
-    held = leases.holders()
     if held is None:
         return {gpu.uuid for gpu in gpus}
     devices = {device for lease in held.values() if lease.occupied for device in lease.devices}
     return {gpu.uuid for gpu in gpus if not devices.isdisjoint({gpu.uuid, *gpu.devices})}
-
-
-def _later(
-    settings: Settings, request: Request, progress: Progress
-) -> tuple[tuple[Level, tuple[Check, ...], _Make], ...]:
-    """Return the levels after quick, each with its checks and the function that runs them."""
-
-    def isolate(gpus: tuple[Gpu, ...]) -> list[Result]:
-        return isolation.run(settings, gpus, progress)
-
-    def calculate(gpus: tuple[Gpu, ...]) -> list[Result]:
-        return compute.run(settings, gpus, request.device, progress)
-
-    def load(gpus: tuple[Gpu, ...]) -> list[Result]:
-        return burnin.run(settings, gpus, request.minutes, request.device, progress, request.run)
-
-    return (
-        (Level.ISOLATION, isolation.CHECKS, isolate),
-        (Level.COMPUTE, compute.CHECKS, calculate),
-        (Level.BURN_IN, burnin.CHECKS, load),
-    )
 
 
 def _unless_failed(
@@ -165,7 +88,97 @@ def _unless_failed(
     return [*not_run, *(make(good) if good else [])]
 
 
-def conclude(settings: Settings, report: Report) -> None:
+@dataclasses.dataclass(frozen=True)
+class Levels:
+    """The checks of all levels, as values that a test replaces; the defaults are the real ones.
+
+    Attributes:
+        nodes: returns the names of the GPUs' device nodes.
+        look: returns the state of the machine.
+        quick: makes the checks of level quick.
+        isolation: makes the checks of level isolation.
+        equipment: what the levels compute and burn-in work with.
+    """
+
+    nodes: collections.abc.Callable[[], collections.abc.Collection[str]] = device_nodes.present
+    look: collections.abc.Callable[[Settings], Look] = host_checks.look
+    quick: collections.abc.Callable[[Settings, tuple[Gpu, ...], Look], list[Result]] = _quick
+    isolation: collections.abc.Callable[[Settings, tuple[Gpu, ...], Progress], list[Result]] = (
+        isolation.run
+    )
+    equipment: Equipment = Equipment()
+
+
+def run(
+    settings: Settings,
+    request: Request,
+    progress: Progress,
+    reached: collections.abc.Callable[[Level], None],
+    levels: Levels = Levels(),
+) -> Report:
+    """Run all checks of a level and of the levels before it.
+
+    A GPU that fails is taken out of use at once; conclude does the rest.
+
+    Args:
+        settings: those of this unit.
+        request: what to test.
+        progress: called with each step.
+        reached: called with each level after quick when it begins.
+        levels: makes the checks.
+    """
+    started, began = datetime.datetime.now(datetime.timezone.utc), time.monotonic()
+    there = levels.nodes()
+    progress("Checking the machine and its GPUs")
+    look = levels.look(settings)
+    # NVML makes missing nodes, for example after boot.
+    there = {*there, *levels.nodes()}
+    gpus = tuple(gpu for gpu in settings.gpus if request.gpu in ("", gpu.uuid))
+    found = levels.quick(settings, gpus, look)
+    for level, checks, make in _later(settings, request, progress, levels):
+        found = absence.spared(found, there, levels.nodes())
+        if request.level.includes(level):
+            reached(level)
+            # The next level may take hours: no job may get a failed GPU meanwhile.
+            _take_out(settings, request.device, found)
+            found += _unless_failed(checks, gpus, found, make)
+    found = absence.spared(found, there, levels.nodes())
+    return Report(
+        run=request.run,
+        # An unknown state is tested again at the next event.
+        subject="" if look.unknown else last_pass.subject(settings, look.inventory, look.machine),
+        level=request.level,
+        device=request.device,
+        gpu=request.gpu,
+        outcome=results.outcome(found),
+        started=started.isoformat(timespec="seconds"),
+        seconds=round(time.monotonic() - began, 1),
+        results=tuple(found),
+    )
+
+
+def _later(
+    settings: Settings, request: Request, progress: Progress, levels: Levels
+) -> tuple[tuple[Level, tuple[Check, ...], _Make], ...]:
+    """Return the levels after quick, each with its checks and the function that runs them."""
+
+    def isolate(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return levels.isolation(settings, gpus, progress)
+
+    def calculate(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return compute.run(settings, gpus, request.device, progress, levels.equipment)
+
+    def load(gpus: tuple[Gpu, ...]) -> list[Result]:
+        return burnin.run(settings, gpus, request, progress, levels.equipment)
+
+    return (
+        (Level.ISOLATION, isolation.CHECKS, isolate),
+        (Level.COMPUTE, compute.CHECKS, calculate),
+        (Level.BURN_IN, burnin.CHECKS, load),
+    )
+
+
+def conclude(settings: Settings, report: Report, records: Records = _RECORDS) -> None:
     """Take every GPU out of or into use as the report says, then save the report.
 
     A failure of the worker as a whole takes all its GPUs out, unless a job may have caused it. A
@@ -175,11 +188,11 @@ def conclude(settings: Settings, report: Report) -> None:
         _take_out(settings, report.device, report.results)
         _bring_back(settings, report)
         if _proves(report):
-            last_pass.keep(report.subject)
+            records.keep(report.subject)
     # Saved last: a caller that waits for the report finds its effects done.
-    results.save(report)
+    records.save(report)
     if report.device == "cuda" and not report.gpu:
-        last_pass.note_verdict()
+        records.note_verdict()
 
 
 def _take_out(settings: Settings, device: str, found: collections.abc.Iterable[Result]) -> None:

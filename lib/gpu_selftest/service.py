@@ -74,6 +74,38 @@ class Running:
     since: datetime.datetime
 
 
+class Service(typing.Protocol):
+    """What hooks use of this module, for a test that has its own; see the functions."""
+
+    def install(self, *, on_start: bool, before: str, needs: str) -> bool:
+        """Install the command and, if `on_start`, the self-test at each boot."""
+        ...
+
+    def remove(self) -> bool:
+        """Stop the self-test and remove all but the reports."""
+        ...
+
+    def start(self, level: Level, *, gpu: str = "") -> str:
+        """Start a self-test. Return the id of the run."""
+        ...
+
+    def follow(self, run: str, seconds: float, progress: Progress) -> Report | None:
+        """Follow a self-test until it ends or the time is over."""
+        ...
+
+    def running(self) -> Running | None:
+        """Return the self-test that the charm started and that runs now."""
+        ...
+
+    def broken_off(self) -> Running | None:
+        """Return the last self-test that the charm started, if it was killed or crashed."""
+        ...
+
+    def wait_for_others(self, seconds: float) -> str:
+        """Wait for the end of self-tests that the charm did not start."""
+        ...
+
+
 def install(*, on_start: bool, before: str, needs: str) -> bool:
     """Install the command and, if `on_start`, the self-test at each boot.
 

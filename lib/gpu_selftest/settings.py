@@ -101,14 +101,14 @@ class Settings:
         return "minimums=" + ",".join(f"{name}={text}" for name, text in values.items() if text)
 
 
-def write(settings: Settings) -> bool:
+def write(settings: Settings, path: pathlib.Path = PATH) -> bool:
     """Write the settings for the self-test. Return True if that changed anything."""
-    files.ensure_directory(PATH.parent)
+    files.ensure_directory(path.parent)
     content = {"version": VERSION, **dataclasses.asdict(settings)}
-    return files.ensure_file(PATH, json.dumps(content, indent=1) + "\n")
+    return files.ensure_file(path, json.dumps(content, indent=1) + "\n")
 
 
-def read() -> Settings | None:
+def read(path: pathlib.Path = PATH) -> Settings | None:
     """Return the settings; None if tasks get no GPU.
 
     Also None if the file is damaged or of a later revision of the charm. The charm rewrites it at
@@ -116,7 +116,7 @@ def read() -> Settings | None:
     self-test before it writes the settings, so a boot between the two meets such a file.
     """
     try:
-        found: dict[str, typing.Any] = json.loads(PATH.read_bytes())
+        found: dict[str, typing.Any] = json.loads(path.read_bytes())
         version = found.pop("version", None)
         if version not in (None, VERSION):
             return None
@@ -130,9 +130,9 @@ def read() -> Settings | None:
         return None
 
 
-def remove() -> bool:
+def remove(path: pathlib.Path = PATH) -> bool:
     """Remove the settings. Return True if there were any."""
-    return files.ensure_absent(PATH)
+    return files.ensure_absent(path)
 
 
 def _texts(found: object) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ and GPUs don't answer either, and the missing answer says nothing about them.
 """
 
 import collections.abc
+import pathlib
 import threading
 import time
 import typing
@@ -15,7 +16,7 @@ from gpu_agent import paths as wrapper
 from gpu_selftest import results
 from machine import files, process
 
-# In seconds. _SERVICE takes some hundredths of a second on an idle machine, and a tenth with a
+# In seconds. SERVICE takes some hundredths of a second on an idle machine, and a tenth with a
 # rotating disk.
 _EVERY: typing.Final = 1.0
 _PROMPT: typing.Final = 0.5
@@ -23,7 +24,7 @@ _PROMPT: typing.Final = 0.5
 _SURE: typing.Final = 0.75
 
 # A program that needs what the self-test needs: a process start, some memory, the disk.
-_SERVICE: typing.Final = """
+SERVICE: typing.Final = """
 import os, sys
 file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
 os.write(file, bytes(4096))
@@ -50,20 +51,30 @@ class Pulse:
     count. A program that fails at once does count.
     """
 
-    def __init__(self, awaited: collections.abc.Callable[[], object] = _nothing) -> None:
+    def __init__(
+        self,
+        awaited: collections.abc.Callable[[], object] = _nothing,
+        *,
+        home: pathlib.Path = results.HOME,
+        service: str = SERVICE,
+    ) -> None:
         """Do nothing yet.
 
         Args:
             awaited: returns what is awaited now; if that becomes another object, the clock starts
                 again at 0.
+            home: the folder of the file that the small program writes.
+            service: the code of that program. Exit status 1 counts as an answer.
         """
         self._awaited = awaited
+        self._file = home / "pulse"
+        self._service = service
         self._clock: tuple[object, float] = (None, 0.0)
         self._over = threading.Event()
 
     def start(self, limit: float = 20 * _EVERY) -> None:
         """Start the clock; the shorter the limit in seconds, the more often it looks."""
-        files.ensure_directory(results.HOME)
+        files.ensure_directory(self._file.parent)
         every = min(_EVERY, limit / 20)
         threading.Thread(target=self._beat, args=(every,), daemon=True).start()
 
@@ -85,7 +96,7 @@ class Pulse:
             began, before = time.monotonic(), self._awaited()
             if self._over.wait(every):
                 return
-            served = _is_served()
+            served = self._is_served()
             passed, now = time.monotonic() - began, self._awaited()
             last, seconds = self._clock
             if now is not before or now is not last:
@@ -93,13 +104,12 @@ class Pulse:
             elif served and passed <= every + _PROMPT:
                 self._clock = (now, seconds + passed)
 
-
-def _is_served() -> bool:
-    """Run the small program, however long it takes; return False if the machine refuses it."""
-    argv = [wrapper.PYTHON, "-I", "-S", "-c", _SERVICE, str(results.HOME / "pulse")]
-    try:
-        process.run(argv, timeout=20 * _PROMPT)
-    except process.CommandError as error:
-        # A full disk gives an answer too; drivers can answer then as well.
-        return error.returncode == 1
-    return True
+    def _is_served(self) -> bool:
+        """Run the small program, however long it takes; return False if the machine refuses it."""
+        argv = [wrapper.PYTHON, "-I", "-S", "-c", self._service, str(self._file)]
+        try:
+            process.run(argv, timeout=20 * _PROMPT)
+        except process.CommandError as error:
+            # A full disk gives an answer too; drivers can answer then as well.
+            return error.returncode == 1
+        return True

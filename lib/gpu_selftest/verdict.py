@@ -2,18 +2,23 @@
 # See LICENSE file for licensing details.
 """Make the verdict for status from the report of the last self-test."""
 
+import pathlib
+
 from gpu_agent.model.verdict import Verdict
 from gpu_selftest import results
 from gpu_selftest.check import Outcome
 
 
-def verdict() -> Verdict | None:
+def verdict(home: pathlib.Path = results.HOME) -> Verdict | None:
     """Return the verdict of the last self-test; None before the first.
+
+    Args:
+        home: the folder of the reports.
 
     Raises:
         OSError: the report can't be read now.
     """
-    report = results.read()
+    report = results.read(home=home)
     if report is None:
         return None
     told = Outcome.NOT_RUN if report.outcome == "incomplete" else Outcome.FAILED

@@ -2,15 +2,17 @@
 # See LICENSE file for licensing details.
 """End a self-test that hangs, and decide whether the driver is at fault."""
 
+import collections.abc
 import os
+import pathlib
 import sys
 import threading
 import time
 import types
 import typing
 
-from gpu_selftest import report, results, run
-from gpu_selftest.check import Level, Outcome, Result
+from gpu_selftest import report, results
+from gpu_selftest.check import Level, Outcome, Request, Result
 from gpu_selftest.quick import host_checks
 from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
@@ -38,6 +40,8 @@ _ASKING_NO_DRIVER: typing.Final = frozenset(
     }
 )
 
+Conclude = collections.abc.Callable[[Settings, Report], None]
+
 
 class Watchdog:
     """Ends this process with a report if the checks hang.
@@ -53,15 +57,25 @@ class Watchdog:
         limit: the time for quick and isolation together, in seconds.
     """
 
-    def __init__(self, kept: Settings, request: run.Request) -> None:
-        self._settings, self._request = kept, request
+    def __init__(
+        self, kept: Settings, request: Request, conclude: Conclude, home: pathlib.Path
+    ) -> None:
+        """Do nothing yet.
+
+        Args:
+            kept: the settings of this unit.
+            request: what is tested.
+            conclude: does what follows from a report.
+            home: the folder of the clock's file.
+        """
+        self._settings, self._request, self._conclude = kept, request, conclude
         self._started, self._began = results.started(request.run), time.monotonic()
         self.limit = LIMITS.get(request.level, LIMITS[Level.ISOLATION])
         if request.level is not Level.QUICK:
             devices = sum(len(gpu.devices) for gpu in kept.gpus)
             self.limit += _MORE * max(0, devices - _FEW)
         self._timer = threading.Timer(self.limit, self._end)
-        self._pulse = Pulse(_asked)
+        self._pulse = Pulse(_asked, home=home)
         self._last = ""
         self._decided = threading.Lock()
 
@@ -88,7 +102,7 @@ class Watchdog:
         # Held until this process ends: the other thread finds it taken, or is about to exit.
         self._decided.acquire()
         self._pulse.stop()
-        run.conclude(self._settings, found)
+        self._conclude(self._settings, found)
 
     def _end(self) -> None:
         if not self._decided.acquire(blocking=False):
@@ -106,7 +120,7 @@ class Watchdog:
             seconds=round(time.monotonic() - self._began, 1),
             results=(result,),
         )
-        run.conclude(self._settings, found)
+        self._conclude(self._settings, found)
         sys.stdout.write(report.table(found, self._settings.gpus))
         sys.stdout.flush()
         os._exit(results.STATUS[found.outcome])

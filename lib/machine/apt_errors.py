@@ -126,8 +126,18 @@ def has_room(folder: pathlib.Path) -> bool:
     return found.f_bavail * found.f_frsize >= _ROOM and not (found.f_files and not found.f_favail)
 
 
-def no_room(doing: str, stderr: str) -> PackageError:
-    """Return the error of a program that found no space, even if its message is another one."""
+def no_room(
+    doing: str,
+    stderr: str,
+    has_room: collections.abc.Callable[[pathlib.Path], bool] = has_room,
+) -> PackageError:
+    """Return the error of a program that found no space, even if its message is another one.
+
+    Args:
+        doing: what it should do.
+        stderr: its standard error.
+        has_room: returns whether the disk of a folder has free space.
+    """
     full: dict[int, str] = {}
     for folder in filter(pathlib.Path.is_dir, map(pathlib.Path, _WRITTEN)):
         if not has_room(folder):

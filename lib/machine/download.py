@@ -32,10 +32,8 @@ from machine.errors import PartError
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two progress messages
 _SAID: typing.Final = 30.0  # seconds between two messages of a slow download
-_ATTEMPTS: typing.Final = 5
 _TIMEOUT: typing.Final = 60.0  # seconds without a byte
 _TEXT_TIMEOUT: typing.Final = 20.0  # the same, for a short text
-_TEXT_SECONDS: typing.Final = 120.0  # for a whole text, with all attempts
 # In seconds. A server that sent another file is not asked again before, at every event.
 _REFUSED: typing.Final = 3600.0
 _FAILURES: typing.Final = (
@@ -67,12 +65,44 @@ class Bounds:
         size: the largest size of the file, in bytes.
         room: how many bytes of the disk must stay free for each byte of the file, for what is
             made of it.
-        seconds: the longest time of one run, including the connection; the next run resumes.
+        seconds: the longest time of one run, with all attempts; the next run resumes.
+        attempts: how often it is tried.
+        pause: the longest time between two attempts, in seconds; the first time is a second, and
+            each is twice as long as the one before.
     """
 
     size: int = 4 << 30
     room: float = 0.0
     seconds: float = 1800.0
+    attempts: int = 5
+    pause: float = 20.0
+
+
+class Marks:
+    """The points of a download at which it reports how far it is: each 10 %, and each half minute.
+
+    Args:
+        have: how many bytes have arrived before.
+        total: how many bytes there will be; 0: that is unknown.
+        now: the time in seconds.
+    """
+
+    def __init__(self, have: int, total: int, now: float) -> None:
+        self._total, self._told = total, now
+        self._said = self._step(have)
+
+    def passed(self, have: int, now: float) -> str:
+        """Return how far the download is, if it has passed a mark; else an empty text."""
+        step = self._step(have)
+        if step <= self._said and now - self._told < _SAID:
+            return ""
+        self._said, self._told = step, now
+        if not self._total:
+            return f"{have >> 20} MiB"
+        return f"{have * 100 // self._total} % of {self._total >> 20} MiB"
+
+    def _step(self, have: int) -> int:
+        return have * 100 // self._total // _STEP if self._total else 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,12 +194,12 @@ def _not_expected(url: str, sha256: str, got: str) -> DownloadError:
     )
 
 
-def text(url: str, limit: int, remedy: str) -> str:
+def text(url: str, bounds: Bounds, remedy: str) -> str:
     """Download a short text. Bytes that are not UTF-8 become U+FFFD.
 
     Args:
         url: the address; the Juju model's proxies are used.
-        limit: the largest size, in bytes.
+        bounds: the limits; nothing is written to a disk.
         remedy: what the operator does if the server does not have it: `Check the option x`.
 
     Raises:
@@ -178,15 +208,15 @@ def text(url: str, limit: int, remedy: str) -> str:
     """
     return _patiently(
         url,
-        _TEXT_SECONDS,
-        functools.partial(_read, url, limit, remedy),
+        bounds,
+        functools.partial(_read, url, bounds.size, remedy),
         lambda: "the next event tries again",
     )
 
 
 def _patiently(
     url: str,
-    seconds: float,
+    bounds: Bounds,
     work: collections.abc.Callable[[_Open], _Result],
     slow: collections.abc.Callable[[], str],
 ) -> _Result:
@@ -194,11 +224,11 @@ def _patiently(
 
     Args:
         url: the address.
-        seconds: the time limit of all attempts together.
+        bounds: the number of attempts, the pauses, and the time limit of all together.
         work: one attempt; it gets the opener of addresses.
         slow: returns the text for a limit that is over.
     """
-    end = time.monotonic() + seconds
+    end = time.monotonic() + bounds.seconds
 
     def once() -> _Result:
         try:
@@ -210,9 +240,10 @@ def _patiently(
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception_type(_PassingError),
         stop=tenacity.stop_any(
-            tenacity.stop_after_attempt(_ATTEMPTS), tenacity.stop_after_delay(seconds)
+            tenacity.stop_after_attempt(bounds.attempts),
+            tenacity.stop_after_delay(bounds.seconds),
         ),
-        wait=tenacity.wait_exponential(multiplier=1, max=20),
+        wait=tenacity.wait_exponential(multiplier=1, max=bounds.pause),
         reraise=True,
     )
     try:
@@ -234,7 +265,7 @@ def _receive_patiently(wanted: _Arrival) -> None:
         return f"{have >> 20} MiB have arrived; the next event resumes. Faster is a mirror nearby"
 
     try:
-        _patiently(url, wanted.bounds.seconds, functools.partial(_receive, wanted), slow)
+        _patiently(url, wanted.bounds, functools.partial(_receive, wanted), slow)
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
@@ -380,7 +411,7 @@ def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) 
 def _store(response: http.client.HTTPResponse, wanted: _Arrival, have: int) -> None:
     part, total = wanted.part, have + (response.length or 0)
     wanted.check_room(have, total)
-    said, told = have * 100 // total // _STEP if total else 0, time.monotonic()
+    marks = Marks(have, total, time.monotonic())
     with part.open("r+b" if have else "wb") as file:
         file.seek(have)
         while chunk := _next(response, _CHUNK, whole=False):
@@ -388,10 +419,7 @@ def _store(response: http.client.HTTPResponse, wanted: _Arrival, have: int) -> N
             have += len(chunk)
             if have > wanted.bounds.size:
                 wanted.check_room(have, have)
-            now, step = time.monotonic(), have * 100 // total // _STEP if total else 0
-            if step > said or now - told >= _SAID:
-                said, told = step, now
-                far = f"{have * 100 // total} % of {total >> 20}" if total else f"{have >> 20}"
-                wanted.progress(f"Downloading {part.stem}: {far} MiB")
+            if far := marks.passed(have, time.monotonic()):
+                wanted.progress(f"Downloading {part.stem}: {far}")
     if have < total:
         raise _PassingError(f"the connection broke after {have} of {total} bytes")

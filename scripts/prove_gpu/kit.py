@@ -2,13 +2,12 @@
 # See LICENSE file for licensing details.
 """Make the folder .prove-kit: the packages that `make prove-gpu` needs, for any Python from 3.10.
 
-The wheels come from the package index, with the versions and hashes of requirements.txt. They are
-unpacked without their compiled parts: MarkupSafe, the only package with one, then uses its own
-Python code.
+The wheels come from the package index, with the versions and hashes of requirements-agent.txt.
+They are unpacked without their compiled parts: MarkupSafe, the only package with one, then uses
+its own Python code.
 """
 
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
@@ -17,27 +16,24 @@ import zipfile
 
 _TREE = pathlib.Path(__file__).resolve().parents[2]
 _KIT = _TREE / ".prove-kit"
-_LOCK = _TREE / "requirements.txt"
-# What lib/ imports, with what that needs. Of the charm's other packages it uses none.
-_NAMES = ("jinja2", "markupsafe", "nvidia-ml-py", "tenacity", "tomlkit")
+_LOCK = _TREE / "requirements-agent.txt"
 _COMPILED = (".so", ".pyd", ".c", ".pyc")
 _MOST = 16 << 20
 
 
 def main() -> int:
     """Make the folder, unless it is of this lock."""
-    lock = _part_of_lock(_LOCK.read_text(encoding="utf-8"))
+    lock = _LOCK.read_text(encoding="utf-8")
     stamp = _KIT / "lock.txt"
     if stamp.exists() and stamp.read_text(encoding="utf-8") == lock:
         print(f"prove-kit: {_KIT} is current")
         return 0
     with tempfile.TemporaryDirectory(dir=_TREE, prefix=".prove-kit.") as name:
         folder = pathlib.Path(name)
-        (folder / "lock.txt").write_text(lock, encoding="utf-8")
         argv = [
             sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check",
             "--no-input", "--no-deps", "--require-hashes", "--only-binary=:all:",
-            "--dest", str(folder / "wheels"), "--requirement", str(folder / "lock.txt"),
+            "--dest", str(folder / "wheels"), "--requirement", str(_LOCK),
         ]  # fmt: skip
         subprocess.run(argv, check=True, timeout=600)
         new = folder / "kit"
@@ -53,16 +49,6 @@ def main() -> int:
         new.rename(_KIT)
     print(f"prove-kit: {_KIT} is ready, {size / (1 << 20):.1f} MiB")
     return 0
-
-
-def _part_of_lock(lock: str) -> str:
-    """Return the entries of these packages, with their hashes."""
-    entries = re.findall(r"^(\S+?)==.*(?:\n    .*)*", lock, re.MULTILINE)
-    missing = {*_NAMES} - {*entries}
-    if missing:
-        raise SystemExit(f"prove-kit: {_LOCK} has no {', '.join(sorted(missing))}")
-    found = re.finditer(r"^(\S+?)==.*(?:\n    .*)*", lock, re.MULTILINE)
-    return "".join(f"{match.group()}\n" for match in found if match.group(1) in _NAMES)
 
 
 def _unpack(wheel: pathlib.Path, target: pathlib.Path) -> None:

@@ -17,7 +17,7 @@ from actions import gpu_explain as gpu_explanation
 from actions import gpu_report as gpu_reports
 from gpu_agent.availability import lease_report as leases
 from gpu_agent.availability import operator as cordon
-from gpu_agent.gpu.vendors import detect, report
+from gpu_agent.gpu.vendors import report
 from gpu_agent.model.inventory import Gpu, Inventory
 from gpu_selftest import report as selftest_report
 from gpu_selftest import results, service, settings
@@ -55,7 +55,7 @@ def gpu_inventory(call: Call) -> Results:
 
 def _gpus(call: Call) -> Inventory:
     try:
-        return detect.in_time(gpu_vendor(call.options))
+        return call.gpus(gpu_vendor(call.options))
     except OptionError as error:
         raise ActionError(str(error)) from error
     except OSError as error:

@@ -5,10 +5,9 @@
 import dataclasses
 import pathlib
 
-from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model import errors
 from gpu_agent.model.host import Driver
-from gpu_selftest import results, service, settings
+from gpu_selftest import service
 from gpu_selftest.check import Outcome, Progress
 from gpu_selftest.settings import Settings
 from host import nvidia_driver_change as driver_change
@@ -17,8 +16,8 @@ from lifecycle.drain import Drainer
 from lifecycle.driver_upgrade import gpu_pool as pool
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade import steps as walk
+from lifecycle.driver_upgrade.machine import HERE, Machine
 from lifecycle.driver_upgrade.record import Record, Step
-from machine import locks
 from machine.packages import PackageError
 from plan import draining
 from plan.draining import Purpose, Rules
@@ -69,16 +68,20 @@ class Request:
         return self.branch or chosen or found.branch
 
 
-def preview(request: Request) -> Results:
+def preview(request: Request, machine: Machine = HERE) -> Results:
     """Show the changes of `upgrade`; only apt's package lists are updated.
+
+    Args:
+        request: the branch.
+        machine: the unit's machine.
 
     Raises:
         UpgradeError: the upgrade would be refused.
     """
     try:
-        _, before, after = _check(request)
-        shown = _shown(before, after) | {"packages": driver_change.preview(after)}
-        users, lost = driver_change.users(), driver_change.lost(before)
+        _, before, after = _check(request, machine)
+        shown = _shown(before, after) | {"packages": machine.preview(after)}
+        users, lost = machine.users(), machine.lost(before)
     except _UNUSABLE as error:
         raise UpgradeError(str(error)) from error
     shown["jobs"] = pool.few(pool.occupants().values()) or "none"
@@ -91,13 +94,14 @@ def preview(request: Request) -> Results:
     return shown | ({"last": last} if (last := walk.said()) else {})
 
 
-def upgrade(request: Request, drainer: Drainer, log: Progress) -> Results:
+def upgrade(request: Request, drainer: Drainer, log: Progress, machine: Machine = HERE) -> Results:
     """Install the newest driver of a branch, test it, and roll back if it fails.
 
     Args:
         request: the branch, and how long to wait for builds.
         drainer: drains the unit.
         log: shows the operator each step.
+        machine: the unit's machine.
 
     Returns:
         The results of the action; a reboot may be needed.
@@ -106,26 +110,27 @@ def upgrade(request: Request, drainer: Drainer, log: Progress) -> Results:
         UpgradeError: the upgrade was refused, builds did not end, or the new driver failed.
     """
     try:
-        kept, before, after = _check(request)
+        kept, before, after = _check(request, machine)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: nothing was changed") from error
+    steps = walk.Upgrade(drainer, machine)
     try:
-        record = Record(before, after, failed=pool.failed(kept))
+        record = Record(before, after, failed=pool.failed(kept, machine.report()))
         driver_record.write(record)
         log(f"1 of {walk.STEPS}: taking {len(kept.gpus)} GPUs out of use")
         pool.take_out(kept, f"driver upgrade: from {before} to {after}")
         log(f"2 of {walk.STEPS}: waiting for builds, up to {draining.duration(request.wait)}")
-        if why := _wait(request, drainer, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
+        if why := _wait(request, steps, after, lambda line: log(f"2 of {walk.STEPS}: {line}")):
             waits = {"state": f"waiting for {why}", "next": _later(request)}
             return _shown(before, after) | waits
-        record = walk.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
+        record = steps.go_on(dataclasses.replace(record, step=Step.INSTALL), log)
         drainer.finish(Purpose.DRIVER)
-        return _told(record, request)
+        return _told(record, request, machine)
     except _UNUSABLE as error:
         raise UpgradeError(f"{error}: {_broken_off()}", _shown(before, after)) from error
 
 
-def _wait(request: Request, drainer: Drainer, after: Choice, told: Progress) -> str:
+def _wait(request: Request, steps: walk.Upgrade, after: Choice, told: Progress) -> str:
     """Wait until no lease is left, and if the worker is drained until no build is left.
 
     Returns:
@@ -134,11 +139,11 @@ def _wait(request: Request, drainer: Drainer, after: Choice, told: Progress) -> 
     Raises:
         UpgradeError: leases are left and the worker is not drained; nothing was changed.
     """
-    rules = Rules(request.unit, request.timeout)
+    drainer, rules = steps.drainer, Rules(request.unit, request.timeout)
     drained = drainer.ready(Purpose.DRIVER, f"NVIDIA driver {after}", rules, told)
     why = pool.wait(request.wait, told, None if drained else drainer.is_free)
     if why and drained:
-        walk.give_up(drainer)
+        steps.give_up()
         raise UpgradeError(_not_ended(request, why))
     return why
 
@@ -151,9 +156,9 @@ def _later(request: Request) -> str:
     )
 
 
-def _check(request: Request) -> tuple[Settings, Choice, Choice]:
+def _check(request: Request, machine: Machine) -> tuple[Settings, Choice, Choice]:
     """Return the self-test's settings, the installed driver and the new one."""
-    kept, found = settings.read(), driver_state.look()
+    kept, found = machine.settings(), machine.look()
     if refused := _refused(request, found):
         raise UpgradeError(refused)
     if kept is None:
@@ -167,10 +172,10 @@ def _check(request: Request) -> tuple[Settings, Choice, Choice]:
             f"Another upgrade is not finished: {walk.said()}. It continues at the charm's next "
             "event. If juju status asks for a reboot, reboot first"
         )
-    if running := locks.holder(service.LOCK):
+    if running := machine.wait_for_others(0):
         raise UpgradeError(f"A self-test runs ({running}): wait until it ends")
-    before = driver_change.present(found)
-    after = driver_change.newest(request.branch_of(found), found)
+    before = machine.present(found)
+    after = machine.newest(request.branch_of(found), found)
     if after.branch == before.branch and not driver_change.is_newer(after, before):
         raise UpgradeError(f"{before} is the newest driver: nothing was changed")
     return kept, before, after
@@ -214,7 +219,7 @@ def _broken_off() -> str:
     return f"the {walk.said()} continues at the charm's next event"
 
 
-def _told(record: Record, request: Request) -> Results:
+def _told(record: Record, request: Request, machine: Machine) -> Results:
     """Return the results for the operator.
 
     Raises:
@@ -222,7 +227,7 @@ def _told(record: Record, request: Request) -> Results:
     """
     shown = _shown(record.before, record.after)
     if record.step is Step.LOAD:
-        seen, users = driver_state.look(), driver_change.users()
+        seen, users = machine.look(), machine.users()
         shown["state"] = (
             f"reboot needed: driver {seen.version} is installed, {seen.loaded or 'none'} is loaded"
         )
@@ -232,7 +237,7 @@ def _told(record: Record, request: Request) -> Results:
         if users:
             shown["in-use-by"] = pool.few(users)
     elif record.step is Step.TEST:
-        shown["state"] = f"self-test incomplete: {_untested()}"
+        shown["state"] = f"self-test incomplete: {_untested(machine)}"
         shown["next"] = f"juju run {request.unit} gpu-selftest level=isolation"
     elif not record.stuck:
         shown["state"] = "self-test passed, the GPUs are available"
@@ -268,12 +273,12 @@ def _shown(before: Choice, after: Choice) -> Results:
     return {"from": str(before), "to": str(after)}
 
 
-def _untested() -> str:
+def _untested(machine: Machine) -> str:
     """Return why the last self-test has no verdict on a GPU."""
-    kept = settings.read()
+    kept = machine.settings()
     if kept and not pathlib.Path(kept.runc_path()).exists():
         return f"the self-test needs {kept.runc_path()}, which is not there yet"
-    report = results.read()
+    report = machine.report()
     found = report.results if report else ()
     not_run = [one.text for one in found if one.outcome is Outcome.NOT_RUN]
     return not_run[0] if not_run else "a self-test still runs"

@@ -15,7 +15,8 @@ from gpu_agent.runtime import runc as runcs
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_runtime.refusal import Refused
 from lifecycle.action_call import Action
-from lifecycle.drain import Drainable
+from lifecycle.drain import Drainer
+from lifecycle.records import Records
 from options.declaration import CiOptions
 from options.table import Options
 from plan import messages, status
@@ -115,15 +116,16 @@ class NoCiSystem:
     name: str = OPTIONS.name
     changing: frozenset[str] = frozenset()
 
-    def __init__(self, charm: juju.Charm, _say: Say) -> None:
+    def __init__(self, charm: juju.Charm, _say: Say, records: Records) -> None:
         """Begin with nothing.
 
         Args:
             charm: this unit's.
+            records: what the unit keeps on its machine.
         """
         self._model = charm.model
         self.actions: collections.abc.Mapping[str, Action] = {}
-        self.worker: Drainable = Holders()
+        self.drainer = Drainer(Holders(), records)
         self.steps: collections.abc.Mapping[Place, tuple[Step, ...]] = {}
         self.removals: collections.abc.Mapping[Remains, tuple[Remove, ...]] = {}
 

@@ -11,7 +11,7 @@ import enum
 import typing
 
 from lifecycle.action_call import Action
-from lifecycle.drain import Drainable
+from lifecycle.drain import Drainer
 from options.table import Options
 from plan.agent_view import AgentView
 from plan.ci_plan import CiPlanner, CiStatus
@@ -54,7 +54,7 @@ class CiSystem(CiPlanner, typing.Protocol):
         name: the value of the option ci-system that chooses it.
         actions: its actions, by name.
         changing: those actions after which the charm applies the plan and updates the status.
-        worker: what takes its jobs.
+        drainer: drains and pauses what takes its jobs.
         steps: its steps, by their places in a hook.
         removals: what takes away what it leaves on a machine.
     """
@@ -62,7 +62,7 @@ class CiSystem(CiPlanner, typing.Protocol):
     name: str
     actions: collections.abc.Mapping[str, Action]
     changing: frozenset[str]
-    worker: Drainable
+    drainer: Drainer
     steps: collections.abc.Mapping[Place, tuple[Step, ...]]
     removals: collections.abc.Mapping[Remains, tuple[Remove, ...]]
 

@@ -10,6 +10,7 @@ import typing
 from ci import none
 from ci.concourse import concourse
 from ci.system import CiSystem, Say
+from lifecycle.records import Records
 from options import readers, table
 from options.declaration import CiOptions, Group, Option
 from options.part import Part
@@ -27,7 +28,7 @@ class Room:
     """
 
     options: CiOptions
-    make: collections.abc.Callable[[juju.Charm, Say], CiSystem]
+    make: collections.abc.Callable[[juju.Charm, Say, Records], CiSystem]
 
 
 ALL: typing.Final = (

@@ -13,12 +13,13 @@ import typing
 from gpu_agent.gpu.vendors.nvidia import driver_packages
 from gpu_agent.model.host import Driver
 from gpu_runtime.open_devices import Search
+from host.package_manager import Packages, Progress
 from machine import apt, packages
 
-Progress = collections.abc.Callable[[str], None]
+Archives = collections.abc.Callable[..., collections.abc.Mapping[str, tuple[str, ...]]]
 
-# Services that a reload of the modules stops and starts again (nvidia_driver.py), by the names of
-# their programs.
+# The programs of the services that a reload of the modules stops and starts again
+# (nvidia_driver_reload.SERVICES).
 _STOPPED: typing.Final = frozenset({
     "nvidia-persistenced", "nv-fabricmanager", "nv-hostengine", "gpu-ci-health",
 })  # fmt: skip
@@ -78,29 +79,39 @@ def is_newer(one: Choice, other: Choice) -> bool:
     return _numbers(one.version) > _numbers(other.version)
 
 
-def preview(choice: Choice) -> str:
+def preview(
+    choice: Choice, simulate: collections.abc.Callable[..., apt.Simulated] = apt.simulate
+) -> str:
     """Return a text about what apt would do to install a driver.
+
+    Args:
+        choice: the driver.
+        simulate: returns the effect of an installation.
 
     Raises:
         machine.packages.PackageError: it would fail.
     """
-    seen = apt.simulate(*(f"{name}={version}" for name, version in choice.packages.items()))
+    seen = simulate(*(f"{name}={version}" for name, version in choice.packages.items()))
     kinds = (("changes", seen.changed), ("comes", seen.new), ("goes", seen.removed))
     return "; ".join(f"{what}: {', '.join(sorted(of))}" for what, of in kinds if of) or "nothing"
 
 
-def lost(choice: Choice) -> str:
-    """The first package of a driver that the archives do not have any more; empty: they have all.
+def lost(choice: Choice, archives: Archives = apt.available) -> str:
+    """Return the first package of a driver that the archives no longer have; empty: they have all.
+
+    Args:
+        choice: the driver.
+        archives: returns the versions of packages in the archives.
 
     Raises:
         machine.packages.PackageError: apt can't tell.
     """
-    offered = apt.available(*choice.packages)
+    offered = archives(*choice.packages)
     missing = [name for name, version in choice.packages.items() if version not in offered[name]]
     return f"{missing[0]} {choice.packages[missing[0]]}" if missing else ""
 
 
-def install(choice: Choice, other: Choice, progress: Progress) -> bool:
+def install(choice: Choice, other: Choice, progress: Progress, here: Packages = packages) -> bool:
     """Have a driver's packages in place of another's; nothing is loaded or unloaded.
 
     Killed at any point, it can be called again.
@@ -109,6 +120,7 @@ def install(choice: Choice, other: Choice, progress: Progress) -> bool:
         choice: the wanted driver.
         other: the previous driver; it is removed if its branch differs.
         progress: reports steps that take long.
+        here: the machine's packages.
 
     Returns:
         Whether anything changed.
@@ -116,16 +128,16 @@ def install(choice: Choice, other: Choice, progress: Progress) -> bool:
     Raises:
         machine.packages.PackageError: that can't be done; what apt has not done is as it was.
     """
-    changed = packages.ensure(driver_packages.OWNER, choice.packages, progress)
+    changed = here.ensure(driver_packages.OWNER, choice.packages, progress)
     if other.branch == choice.branch:
         return changed
-    here = packages.owned(driver_packages.OWNER)
-    old = [name for name in other.packages if name in here and name not in choice.packages]
+    came = here.owned(driver_packages.OWNER)
+    old = [name for name in other.packages if name in came and name not in choice.packages]
     if not old:
         return changed
-    packages.remove_installed(*old)
+    here.remove_installed(*old)
     # What others of the old driver needed is held again for the new one.
-    packages.ensure(driver_packages.OWNER, choice.packages, progress)
+    here.ensure(driver_packages.OWNER, choice.packages, progress)
     return True
 
 

@@ -85,15 +85,19 @@ def alone(text: str) -> tuple[str, str]:
     return fingerprint, _armoured(b"".join(_needed(packets)))
 
 
-def read(text: str) -> SigningKey:
-    """The one key that a text holds.
+def read(text: str, gpg: str = PROGRAM) -> SigningKey:
+    """Return the one key that a text holds.
+
+    Args:
+        text: the key, ASCII-armoured.
+        gpg: the program that is asked about it.
 
     Raises:
         KeyUnreadableError: it holds none, or several, or one that is revoked or can't sign.
         machine.process.CommandError: gpg can't be run, or says nothing in time.
     """
     fingerprint, block = alone(text)
-    lines = [line.split(":") for line in _listed(block).splitlines()]
+    lines = [line.split(":") for line in _listed(block, gpg).splitlines()]
     primary = [line for line in lines if line[_KIND] == "pub"]
     if len(primary) != 1:
         raise KeyUnreadableError(f"gpg can't read the key {fingerprint}")
@@ -192,10 +196,10 @@ def _needed(
             yield bytes([0x80 | kind << 2 | form]) + len(body).to_bytes(1 << form, "big") + body
 
 
-def _listed(block: str) -> str:
+def _listed(block: str, gpg: str = PROGRAM) -> str:
     with tempfile.TemporaryDirectory(prefix="gpu-ci-gpg-") as home:
         argv = [
-            PROGRAM, "--homedir", home, "--no-options", "--no-autostart", "--batch",
+            gpg, "--homedir", home, "--no-options", "--no-autostart", "--batch",
             "--show-keys", "--with-colons",
         ]  # fmt: skip
         done = process.run(argv, timeout=_TIMEOUT, stdin=block, check=False, told=False)

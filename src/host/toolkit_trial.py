@@ -3,6 +3,7 @@
 """Another version of the container toolkit is on trial until containers have worked with it."""
 
 import dataclasses
+import pathlib
 import typing
 
 from gpu_agent.availability import quarantine
@@ -11,7 +12,7 @@ from gpu_agent.model import errors, versions
 from gpu_selftest import results
 from gpu_selftest.check import Level, Outcome, Progress
 from gpu_selftest.results import Report
-from host import nvidia_toolkit as toolkit
+from host.nvidia_toolkit import NvidiaToolkit
 from machine import packages
 from plan.model import HostPlan, Plan, ToolkitPlan
 from plan.state import UnitState
@@ -19,7 +20,14 @@ from plan.state import UnitState
 _SECOND: typing.Final = len("2026-11-21T17:00:00")
 
 
-def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> UnitState:
+def end(
+    state: UnitState,
+    wanted: Plan,
+    subject: str,
+    progress: Progress,
+    toolkit: NvidiaToolkit,
+    reports: pathlib.Path,
+) -> UnitState:
     """Keep the toolkit that is on trial, or go back to the one before.
 
     Without a verdict the trial goes on, unless the toolkit does not even print its version.
@@ -29,6 +37,8 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
         wanted: the plan for this unit.
         subject: the subject that a report must have to count.
         progress: reports steps that take long.
+        toolkit: the machine's toolkit.
+        reports: the folder of the self-test's reports.
 
     Returns:
         The same where it has not gone back, else with the toolkit that is here now.
@@ -42,7 +52,7 @@ def end(state: UnitState, wanted: Plan, subject: str, progress: Progress) -> Uni
         return state
     if planned.version != state.packaged.version:  # which could not be had
         return state
-    report = results.read() if _starts(state) else None
+    report = results.read(home=reports) if _starts(state) else None
     if _starts(state):
         if report is None or report.subject != subject or not _is_whole(report):
             return state

@@ -6,6 +6,7 @@ import collections.abc
 import dataclasses
 import typing
 
+from gpu_agent.model.inventory import Inventory
 from lifecycle.drain import Drainer
 
 Results = dict[str, str]
@@ -21,6 +22,7 @@ class Call:
         log: shows the operator a line of progress.
         options: the application's options as Juju has them, unchecked.
         drainer: drains and pauses the unit.
+        gpus: looks at the GPUs of this machine; takes the option gpu-vendor.
     """
 
     unit: str
@@ -28,6 +30,7 @@ class Call:
     log: collections.abc.Callable[[str], None]
     options: collections.abc.Mapping[str, object]
     drainer: Drainer
+    gpus: collections.abc.Callable[[str], Inventory]
 
     @property
     def for_program(self) -> bool:

@@ -10,35 +10,17 @@ service of systemd's runs the charm, and that hook goes on with what the drain w
 import collections.abc
 import dataclasses
 import logging
-import time
 import typing
 
-from gpu_agent.reporting.notifier import device_watch as watch
-from lifecycle import drain_record
-from machine import process
-from machine import systemd as services
-from machine import systemd_transient as transient
+from lifecycle.records import Records
 from plan import draining
 from plan.draining import Drain, Pause, Purpose, Rest, Rules
 from plan.state import UnitState
-
-WAKER: typing.Final = "gpu-ci-drain.service"
 
 # In seconds: until units that ask for their turn at once have seen each other's word, and until
 # the remaining jobs are checked again.
 _ASKED: typing.Final = 20
 _AGAIN: typing.Final = 30
-# The first branch waits for the worker's end or the time's, the second for the time alone. An
-# agent that is away for some minutes, as for its own upgrade, is asked again.
-_WAKER: typing.Final = """
-if [ "$1" -gt 0 ]; then /usr/bin/timeout "$2" /usr/bin/tail --pid="$1" -f /dev/null
-else /usr/bin/sleep "$2"; fi
-shift 2
-for try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  "$@" && exit
-  /usr/bin/sleep 15
-done
-"""
 
 Progress = collections.abc.Callable[[str], None]
 _log = logging.getLogger(__name__)
@@ -105,52 +87,48 @@ def rules(state: UnitState) -> Rules:
     return Rules(state.unit, state.options.drain_timeout, state.elsewhere.turns)
 
 
-def rests() -> bool:
-    """Whether the unit takes no jobs now: it is paused, or a drain has begun.
-
-    Raises:
-        OSError: the records cannot be read.
-    """
-    found = drain_record.drain()
-    return drain_record.pause() is not None or (found is not None and found.since > 0)
-
-
-def word(*, takes_jobs: bool) -> str:
+def word(records: Records, *, takes_jobs: bool) -> str:
     """Return the word for other units: whether this one drains, or waits for its turn.
 
     Args:
+        records: what the unit keeps on its machine.
         takes_jobs: whether something here is to take jobs; if not, drain and pause are forgotten.
     """
-    found = drain_record.drain()
-    if not takes_jobs and (found or drain_record.pause()):
-        forget()
+    found = records.drain.drain()
+    if not takes_jobs and (found or records.drain.pause()):
+        forget(records)
         return ""
     return found.word if found else ""
 
 
-def forget() -> bool:
+def forget(records: Records) -> bool:
     """Forget drain and pause, as when the worker is removed. Return True if there was one."""
-    _let_sleep()
-    removed = drain_record.remove()
-    return drain_record.remove_pause() or removed
+    removed = forget_drain(records)
+    return records.drain.remove_pause() or removed
 
 
-def forget_drain() -> None:
-    """Forget a drain, as when the CI system that it was for is removed. A pause stays."""
-    _let_sleep()
-    drain_record.remove()
+def forget_drain(records: Records) -> bool:
+    """Forget a drain, as when the CI system that it was for is removed. A pause stays.
+
+    Returns:
+        Whether there was one.
+    """
+    records.waker.sleep()
+    return records.drain.remove()
 
 
 class Drainer:
     """Drains and pauses what takes jobs on this unit."""
 
-    def __init__(self, worker: Drainable) -> None:
+    def __init__(self, worker: Drainable, records: Records) -> None:
         """Begin with nothing.
 
         Args:
             worker: what takes jobs.
+            records: what the unit keeps on its machine.
         """
-        self._worker = worker
+        self._worker, self._record = worker, records.drain
+        self._clock, self._waker = records.drain.clock, records.waker
 
     def ready(self, purpose: Purpose, then: str, rules: Rules, progress: Progress) -> bool:
         """Drain the worker for a purpose: the first call begins, later calls continue.
@@ -170,23 +148,23 @@ class Drainer:
         Raises:
             OSError: the drain cannot be noted.
         """
-        found, now = drain_record.drain(), drain_record.now()
+        found, now = self._record.drain(), self._clock.since_boot()
         if found is None:
             if rules.timeout == 0 or self.is_free():
                 return True
-            found = Drain(purpose, then, rules.unit, drain_record.boot(), rules.timeout, now)
+            found = Drain(purpose, then, rules.unit, self._clock.boot(), rules.timeout, now)
         elif found.purpose is not purpose:
             return False
         found = dataclasses.replace(found, then=then, timeout=rules.timeout)
         if not found.since:
             found = _take_turn(found, rules, now)
-        drain_record.write(found)
+        self._record.write(found)
         left = found.since + found.timeout - now
         if found.since and (left <= 0 or self.is_free()):
             self._say_who_is_left(found, progress)
             return True
         pid = self._worker.land() if found.since else 0
-        _wake(rules.unit, pid, left if pid else _AGAIN)
+        self._waker.wake(rules.unit, pid, left if pid else _AGAIN)
         progress(draining.text(self._rest(None, found)))
         return False
 
@@ -196,7 +174,7 @@ class Drainer:
         Raises:
             OSError: the drain cannot be noted.
         """
-        found = drain_record.drain()
+        found = self._record.drain()
         if found is None or found.purpose is not purpose:
             return None
         return self.ready(purpose, found.then, Rules(found.unit, found.timeout), progress)
@@ -222,7 +200,7 @@ class Drainer:
 
     def cancel(self, purpose: Purpose) -> bool:
         """Give up a drain: the worker takes jobs again. Return True if it was drained."""
-        paused = drain_record.pause() is not None
+        paused = self._record.pause() is not None
         return self._end(
             purpose, self._worker.land if paused else lambda: self._worker.resume(_log.info)
         )
@@ -244,14 +222,14 @@ class Drainer:
         if not reason.strip() or not reason.isprintable():
             raise DrainError("reason must be one line of printable text")
         try:
-            earlier = drain_record.pause()
-            drain_record.write_pause(Pause(reason.strip()))
+            earlier = self._record.pause()
+            self._record.write_pause(Pause(reason.strip()))
         except OSError as error:
             raise DrainError(
                 f"the pause cannot be saved ({error}); nothing was changed"
             ) from error
         if pid := self._worker.land():
-            _wake(unit, pid, 0)  # the last build's end is to be said soon
+            self._waker.wake(unit, pid, 0)  # the last build's end is to be said soon
         told = {"state": draining.text(self._rest(Pause(reason.strip()), None))}
         if earlier:
             told["was"] = f"paused already: {earlier.reason}"
@@ -267,7 +245,7 @@ class Drainer:
             DrainError: without a worker, or if it is not paused.
         """
         self._check_worker(unit)
-        paused, found = drain_record.pause(), drain_record.drain()
+        paused, found = self._record.pause(), self._record.drain()
         by_operator = found is not None and found.purpose is Purpose.DRIVER
         if paused is None and not by_operator:
             why = (
@@ -277,24 +255,24 @@ class Drainer:
             )
             raise DrainError(f"This worker is not paused{why}")
         if by_operator:
-            drain_record.remove_pause()
+            self._record.remove_pause()
             self.cancel(Purpose.DRIVER)
             return {"state": "the driver upgrade is cancelled, and jobs are taken again"}
         if found and found.since:
-            drain_record.remove_pause()
+            self._record.remove_pause()
             return {"state": draining.text(self._rest(None, found))}
-        _let_sleep()
+        self._waker.sleep()
         self._worker.resume(_log.info)
         # No earlier: if this is killed, the worker is still paused, and resume can be repeated.
-        drain_record.remove_pause()
+        self._record.remove_pause()
         return {"state": "jobs are taken again"}
 
     def give_up_overdue(self) -> None:
         """Give up a drain that has exceeded its time by far without anything continuing it."""
-        found = drain_record.drain()
+        found = self._record.drain()
         if found and found.since:
             end = found.since + found.timeout + draining.WORK
-            if drain_record.now() > end:
+            if self._clock.since_boot() > end:
                 self.cancel(found.purpose)
 
     def keeps_down(self) -> bool:
@@ -303,13 +281,13 @@ class Drainer:
         It may be running since its CI system was away while it landed.
         """
         self.give_up_overdue()
-        if held := rests():
+        if held := self._record.rests():
             self._worker.land()
         return held
 
     def look(self) -> Rest | None:
         """Return the drain or pause for status; None if there is neither."""
-        paused, found = drain_record.pause(), drain_record.drain()
+        paused, found = self._record.pause(), self._record.drain()
         return self._rest(paused, found) if paused or found else None
 
     def _check_worker(self, unit: str) -> None:
@@ -323,13 +301,13 @@ class Drainer:
             return True
 
     def _end(self, purpose: Purpose, bring: collections.abc.Callable[[], object]) -> bool:
-        found = drain_record.drain()
+        found = self._record.drain()
         if found is None or found.purpose is not purpose:
             return False
         if found.since:
             bring()
-        _let_sleep()
-        return drain_record.remove()
+        self._waker.sleep()
+        return self._record.remove()
 
     def _say_who_is_left(self, found: Drain, progress: Progress) -> None:
         rest = self._rest(None, found)
@@ -351,7 +329,7 @@ class Drainer:
         return Rest(
             paused,
             found,
-            drain_record.now(),
+            self._clock.since_boot(),
             runs=bool(self._worker.pid()),
             builds=(*builds,),
             steps=unknown,
@@ -373,25 +351,3 @@ def _take_turn(found: Drain, rules: Rules, now: float) -> Drain:
     if found.turn or (rules.peers and now - found.asked < _ASKED):
         return found
     return dataclasses.replace(found, since=now)
-
-
-def _wake(unit: str, pid: int, seconds: float) -> None:
-    """Let the charm run when a process has ended, at the latest after so many seconds.
-
-    Args:
-        unit: Juju's name of this unit.
-        pid: the process; 0: none.
-        seconds: 0: however long it takes.
-    """
-    _let_sleep()
-    limit = "0" if not seconds else f"{seconds + 1:.0f}"
-    argv = ["/bin/sh", "-c", _WAKER, "sh", str(pid), limit, *watch.command(unit)]
-    description = f"Runs the charm once the worker has no build (asked at {time.time():.3f})"
-    try:
-        transient.start(WAKER, argv, description=description, properties={"TimeoutStopSec": "5"})
-    except process.CommandError as error:
-        _log.warning("%s: the drain goes on at Juju's next event", error)
-
-
-def _let_sleep() -> None:
-    services.ensure_stopped(WAKER)

@@ -5,11 +5,11 @@
 import dataclasses
 import json
 import logging
-import time
+import pathlib
 import typing
 
-from gpu_agent import paths
-from machine import files, procfs
+from lifecycle.clock import Clock
+from machine import files
 from plan.draining import Drain, Pause, Purpose
 
 _DRAIN: typing.Final = "drain.json"
@@ -18,93 +18,101 @@ _PAUSE: typing.Final = "pause.json"
 _log = logging.getLogger(__name__)
 
 
-def boot() -> str:
-    """The id of this boot."""
-    return procfs.boot_id()
+@dataclasses.dataclass(frozen=True)
+class DrainRecord:
+    """The drain and the pause of a unit.
 
-
-def now() -> float:
-    """Seconds since boot, time asleep included: no change of the clock makes a drain longer."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
-def drain() -> Drain | None:
-    """Return the drain that has begun; None if none has. A damaged file is removed.
-
-    A drain for a reboot ends with the boot. The time of any other drain begins again at a boot.
-
-    Raises:
-        OSError: the record cannot be read or written.
+    Attributes:
+        folder: the folder of the files.
+        clock: tells the boot, and the seconds since. So a drain is no longer if the machine's time
+            is set.
     """
-    text = files.read_text(paths.STATE / _DRAIN)
-    if text is None:
-        return None
-    try:
-        plain = json.loads(text)
-        plain |= {"purpose": Purpose(plain["purpose"]), "skipped": tuple(plain["skipped"])}
-        found = Drain(**plain)
-    except (ValueError, KeyError, TypeError):
-        _log.warning("%s is damaged: the drain begins again", paths.STATE / _DRAIN)
-        remove()
-        return None
-    if found.purpose is Purpose.REBOOT and found.boot != boot():
-        remove()
-        return None
-    here, latest = boot(), now()
-    if found.boot != here or max(found.asked, found.since, found.turn_since) > latest:
-        # 0 means not begun. Earlier charms wrote seconds since the epoch.
-        found = dataclasses.replace(
-            found,
-            boot=here,
-            asked=latest,
-            since=latest if found.since else 0.0,
-            turn_since=latest if found.turn_since else 0.0,
-        )
-        write(found)
-    return found
 
+    folder: pathlib.Path
+    clock: Clock
 
-def write(found: Drain) -> None:
-    """Save a drain.
+    def rests(self) -> bool:
+        """Whether the unit takes no jobs now: it is paused, or a drain has begun.
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    plain = dataclasses.asdict(found) | {"purpose": found.purpose.value}
-    files.ensure_directory(paths.STATE)
-    files.ensure_file(paths.STATE / _DRAIN, json.dumps(plain) + "\n")
+        Raises:
+            OSError: the records cannot be read.
+        """
+        found = self.drain()
+        return self.pause() is not None or (found is not None and found.since > 0)
 
+    def drain(self) -> Drain | None:
+        """Return the drain that has begun; None if none has. A damaged file is removed.
 
-def remove() -> bool:
-    """Forget the drain. Return True if there was one."""
-    return files.ensure_absent(paths.STATE / _DRAIN)
+        A drain for a reboot ends with the boot. The time of any other drain begins again at a
+        boot.
 
+        Raises:
+            OSError: the record cannot be read or written.
+        """
+        text = files.read_text(self.folder / _DRAIN)
+        if text is None:
+            return None
+        try:
+            plain = json.loads(text)
+            plain |= {"purpose": Purpose(plain["purpose"]), "skipped": tuple(plain["skipped"])}
+            found = Drain(**plain)
+        except (ValueError, KeyError, TypeError):
+            _log.warning("%s is damaged: the drain begins again", self.folder / _DRAIN)
+            self.remove()
+            return None
+        if found.purpose is Purpose.REBOOT and found.boot != self.clock.boot():
+            self.remove()
+            return None
+        here, latest = self.clock.boot(), self.clock.since_boot()
+        if found.boot != here or max(found.asked, found.since, found.turn_since) > latest:
+            # 0 means not begun. Earlier charms wrote seconds since the epoch.
+            found = dataclasses.replace(
+                found,
+                boot=here,
+                asked=latest,
+                since=latest if found.since else 0.0,
+                turn_since=latest if found.turn_since else 0.0,
+            )
+            self.write(found)
+        return found
 
-def pause() -> Pause | None:
-    """Return the operator's pause; None without one. A damaged file counts as a pause.
+    def write(self, found: Drain) -> None:
+        """Save a drain.
 
-    Raises:
-        OSError: the record cannot be read.
-    """
-    text = files.read_text(paths.STATE / _PAUSE)
-    if text is None:
-        return None
-    try:
-        return Pause(str(json.loads(text)["reason"]))
-    except (ValueError, KeyError, TypeError):
-        return Pause("the reason cannot be read")
+        Raises:
+            OSError: it cannot be written.
+        """
+        plain = dataclasses.asdict(found) | {"purpose": found.purpose.value}
+        files.ensure_directory(self.folder)
+        files.ensure_file(self.folder / _DRAIN, json.dumps(plain) + "\n")
 
+    def remove(self) -> bool:
+        """Forget the drain. Return True if there was one."""
+        return files.ensure_absent(self.folder / _DRAIN)
 
-def write_pause(found: Pause) -> None:
-    """Save a pause.
+    def pause(self) -> Pause | None:
+        """Return the operator's pause; None without one. A damaged file counts as a pause.
 
-    Raises:
-        OSError: it cannot be written.
-    """
-    files.ensure_directory(paths.STATE)
-    files.ensure_file(paths.STATE / _PAUSE, json.dumps(dataclasses.asdict(found)) + "\n")
+        Raises:
+            OSError: the record cannot be read.
+        """
+        text = files.read_text(self.folder / _PAUSE)
+        if text is None:
+            return None
+        try:
+            return Pause(str(json.loads(text)["reason"]))
+        except (ValueError, KeyError, TypeError):
+            return Pause("the reason cannot be read")
 
+    def write_pause(self, found: Pause) -> None:
+        """Save a pause.
 
-def remove_pause() -> bool:
-    """Forget the pause. Return True if there was one."""
-    return files.ensure_absent(paths.STATE / _PAUSE)
+        Raises:
+            OSError: it cannot be written.
+        """
+        files.ensure_directory(self.folder)
+        files.ensure_file(self.folder / _PAUSE, json.dumps(dataclasses.asdict(found)) + "\n")
+
+    def remove_pause(self) -> bool:
+        """Forget the pause. Return True if there was one."""
+        return files.ensure_absent(self.folder / _PAUSE)

@@ -6,7 +6,7 @@ import collections.abc
 import dataclasses
 import datetime
 import logging
-import time
+import pathlib
 import typing
 
 from gpu_agent.availability import lease_report as leases
@@ -16,10 +16,11 @@ from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
 from gpu_agent.gpu.vendors.vendor import Reset, Vendor
 from gpu_agent.model.gpu_health import Health
 from gpu_agent.model.inventory import Gpu, Inventory, State
+from gpu_agent.model.leases import Lease
 from gpu_selftest import service
-from lifecycle import remediation_record as recovery_record
+from lifecycle.remediation_record import RemediationRecord
 from machine import isolated_call as apart
-from machine import locks, procfs
+from machine import locks
 from options.part import Part
 from plan import gpu_remediation as gpu_recovery
 from plan.gpu_remediation import Patient, Site, Step
@@ -36,89 +37,156 @@ _log = logging.getLogger(__name__)
 _Progress = collections.abc.Callable[[str], None]
 
 
-def ensure(state: UnitState, wanted: Plan, progress: _Progress) -> tuple[str, ...]:
-    """Reset and test the GPUs that a reset may repair; return those that need a reboot.
+class Gpus:
+    """The GPUs of this machine, as a remedy meets them."""
 
-    Args:
-        state: what was found.
-        wanted: what this unit is to be.
-        progress: reports each step.
+    def __init__(self, patience: float = _PATIENCE, hangs: pathlib.Path = detect.HANGS) -> None:
+        """Ask the driver nothing yet.
 
-    Returns:
-        The GPUs that need a reboot of the machine, for reboot.prepare.
-    """
-    inventory, options = state.inventory, state.options
-    may_repair = options.gpu_recovery == "reset" or options.may_reboot_for_gpu
-    if not may_repair or inventory is None or Part.UNIT in state.frozen or state.leaving:
-        return ()
-    vendor = registry.find(inventory.vendor)
-    try:
-        for uuid in recovery_record.returned():
-            _have_tested(uuid, "the machine was rebooted for it")
-        while True:
-            # The self-test or the operator may have returned GPUs to use meanwhile.
-            out = [one for one in quarantine.read() if one.level]
-            site = _site(state, inventory, wanted, out)
-            cure = gpu_recovery.decide(site)
-            if cure.step is not Step.RESET or vendor.reset is None:
-                _tell_why_not(site)
-                return cure.uuids
-            _reset(vendor, vendor.reset, cure.uuids[0], progress)
-    except OSError as error:
-        # A step that cannot be noted is not made: the next event tries again.
-        _log.warning("gpu-recovery: %s", error)
-        return ()
+        Args:
+            patience: how long the driver may take, in seconds.
+            hangs: file that marks a call of the driver that still hangs.
+        """
+        self._patience, self._hangs = patience, hangs
 
+    def quarantined(self) -> tuple[Quarantine, ...]:
+        """Return the GPUs that are out of use, those that an operator has cordoned too."""
+        return quarantine.read()
 
-def _site(state: UnitState, inventory: Inventory, wanted: Plan, out: list[Quarantine]) -> Site:
-    """Return the facts for the decision.
+    def retests(self) -> set[str]:
+        """Return the GPUs for which a self-test has been requested."""
+        return {ask.uuid for ask in retests.read()}
 
-    Raises:
-        OSError: they cannot be read now.
-    """
-    vendor, held = registry.find(inventory.vendor), leases.holders()
-    ready = inventory.state is State.READY
-    gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if ready else {}
-    told = _ask(vendor, tuple(one.uuid for one in out if one.uuid in gpus))
-    asked = {ask.uuid for ask in retests.read()}
-    occupied = [lease for lease in (held or {}).values() if lease.occupied]
-    used = {device for lease in occupied for device in lease.devices}
-    used |= {uuid for uuid, _ in state.external}
-    # In another state the driver needs a remedy first.
-    known = ready or inventory.state is State.HUNG
-    others = held is None or not known or wanted.reboot or state.driver.changing
-    return Site(
-        may_reset=state.options.gpu_recovery == "reset",
-        may_reboot=state.options.may_reboot_for_gpu,
-        patients=tuple(
-            dataclasses.replace(
-                _patient(one, gpus.get(one.uuid), told, used), asked=one.uuid in asked
-            )
-            for one in out
-        ),
-        made=recovery_record.read().made,
-        now=time.time(),
-        boot=procfs.boot_id(),
-        uptime=time.clock_gettime(time.CLOCK_BOOTTIME),
-        can_reset=vendor.reset is not None and not state.driver.container,
-        joined=state.driver.nvswitch,
-        all_idle=all(used.isdisjoint({gpu.uuid, *gpu.devices}) for gpu in gpus.values()),
-        engaged=others or _is_engaged(),
-    )
+    def have_tested(self, uuid: str, level: str, why: str) -> None:
+        """Request a self-test of a quarantined GPU."""
+        retests.ask(uuid, level, why)
+
+    def holders(self) -> collections.abc.Mapping[str, Lease] | None:
+        """Return the leases by their holders; None: they are not known."""
+        return leases.holders()
+
+    def is_engaged(self) -> bool:
+        """Whether a self-test or a reset is at the GPUs."""
+        testing = service.running() is not None or bool(locks.holder(service.LOCK))
+        return testing or gpu_reset.is_running()
+
+    def health(
+        self, vendor: Vendor, uuids: tuple[str, ...]
+    ) -> collections.abc.Mapping[str, Health]:
+        """Return the driver's report on these GPUs; empty if the driver does not answer."""
+        try:
+            return apart.call(lambda: vendor.health(uuids), self._patience, note=self._hangs)
+        except apart.HungError:
+            return {}
+
+    def reset(self, reset: Reset, uuid: str, *, persistent: bool) -> str:
+        """Reset a GPU; return why that failed, one line, or an empty text."""
+        return reset(uuid, persistent=persistent, beside=WATCH)
 
 
-def _is_engaged() -> bool:
-    """Whether a self-test or a reset is at the GPUs."""
-    testing = service.running() is not None or bool(locks.holder(service.LOCK))
-    return testing or gpu_reset.is_running()
+class Remediation:
+    """Resets the quarantined GPUs that a reset may repair, and finds those that need a reboot."""
 
+    def __init__(self, record: RemediationRecord, gpus: Gpus) -> None:
+        """Begin with nothing.
 
-def _ask(vendor: Vendor, uuids: tuple[str, ...]) -> collections.abc.Mapping[str, Health]:
-    """Return the driver's report on these GPUs; empty if the driver does not answer."""
-    try:
-        return apart.call(lambda: vendor.health(uuids), _PATIENCE, note=detect.HANGS)
-    except apart.HungError:
-        return {}
+        Args:
+            record: the resets and reboots so far.
+            gpus: those of this machine.
+        """
+        self._record, self._gpus = record, gpus
+
+    def ensure(self, state: UnitState, wanted: Plan, progress: _Progress) -> tuple[str, ...]:
+        """Reset and test the GPUs that a reset may repair; return those that need a reboot.
+
+        Args:
+            state: what was found.
+            wanted: what this unit is to be.
+            progress: reports each step.
+
+        Returns:
+            The GPUs that need a reboot of the machine, for reboot.Reboots.
+        """
+        inventory, options = state.inventory, state.options
+        may_repair = options.gpu_recovery == "reset" or options.may_reboot_for_gpu
+        if not may_repair or inventory is None or Part.UNIT in state.frozen or state.leaving:
+            return ()
+        vendor = registry.find(inventory.vendor)
+        try:
+            for uuid in self._record.returned():
+                self._have_tested(uuid, "the machine was rebooted for it")
+            while True:
+                # The self-test or the operator may have returned GPUs to use meanwhile.
+                out = [one for one in self._gpus.quarantined() if one.level]
+                site = self._site(state, inventory, wanted, out)
+                cure = gpu_recovery.decide(site)
+                if cure.step is not Step.RESET or vendor.reset is None:
+                    _tell_why_not(site)
+                    return cure.uuids
+                self._reset(vendor, vendor.reset, cure.uuids[0], progress)
+        except OSError as error:
+            # A step that cannot be noted is not made: the next event tries again.
+            _log.warning("gpu-recovery: %s", error)
+            return ()
+
+    def _site(
+        self, state: UnitState, inventory: Inventory, wanted: Plan, out: list[Quarantine]
+    ) -> Site:
+        """Return the facts for the decision.
+
+        Raises:
+            OSError: they cannot be read now.
+        """
+        vendor, held = registry.find(inventory.vendor), self._gpus.holders()
+        ready = inventory.state is State.READY
+        gpus = {gpu.uuid: gpu for gpu in inventory.gpus} if ready else {}
+        told = self._gpus.health(vendor, tuple(one.uuid for one in out if one.uuid in gpus))
+        asked = self._gpus.retests()
+        occupied = [lease for lease in (held or {}).values() if lease.occupied]
+        used = {device for lease in occupied for device in lease.devices}
+        used |= {uuid for uuid, _ in state.external}
+        # In another state the driver needs a remedy first.
+        known = ready or inventory.state is State.HUNG
+        others = held is None or not known or wanted.reboot or state.driver.changing
+        clock = self._record.clock
+        return Site(
+            may_reset=state.options.gpu_recovery == "reset",
+            may_reboot=state.options.may_reboot_for_gpu,
+            patients=tuple(
+                dataclasses.replace(
+                    _patient(one, gpus.get(one.uuid), told, used), asked=one.uuid in asked
+                )
+                for one in out
+            ),
+            made=self._record.read().made,
+            now=clock.now(),
+            boot=clock.boot(),
+            uptime=clock.since_boot(),
+            can_reset=vendor.reset is not None and not state.driver.container,
+            joined=state.driver.nvswitch,
+            all_idle=all(used.isdisjoint({gpu.uuid, *gpu.devices}) for gpu in gpus.values()),
+            engaged=others or self._gpus.is_engaged(),
+        )
+
+    def _reset(self, vendor: Vendor, reset: Reset, uuid: str, progress: _Progress) -> None:
+        """Reset a GPU, and request a test if that succeeded.
+
+        Raises:
+            OSError: the reset cannot be noted and was not made.
+        """
+        health = self._gpus.health(vendor, (uuid,)).get(uuid) or Health()
+        self._record.begin(Step.RESET, (uuid,))
+        progress(f"Resetting idle GPU {uuid}")
+        why = self._gpus.reset(reset, uuid, persistent=bool(health.persistence))
+        self._record.conclude(why or "it was reset")
+        _log.warning("gpu-recovery: %s: %s", uuid, f"no reset: {why}" if why else "it was reset")
+        if not why:
+            self._have_tested(uuid, "it was reset")
+
+    def _have_tested(self, uuid: str, why: str) -> None:
+        for entry in self._gpus.quarantined():
+            if entry.uuid == uuid and entry.level:
+                self._gpus.have_tested(uuid, entry.level, why)
 
 
 def _patient(
@@ -140,28 +208,6 @@ def _patient(
         idle=used.isdisjoint({gpu.uuid, *gpu.devices}) and not found.computing,
         whole=not gpu.mig_enabled,
     )
-
-
-def _reset(vendor: Vendor, reset: Reset, uuid: str, progress: _Progress) -> None:
-    """Reset a GPU, and request a test if that succeeded.
-
-    Raises:
-        OSError: the reset cannot be noted and was not made.
-    """
-    persistent = bool((_ask(vendor, (uuid,)).get(uuid) or Health()).persistence)
-    recovery_record.begin(Step.RESET, (uuid,))
-    progress(f"Resetting idle GPU {uuid}")
-    why = reset(uuid, persistent=persistent, beside=WATCH)
-    recovery_record.conclude(why or "it was reset")
-    _log.warning("gpu-recovery: %s: %s", uuid, f"no reset: {why}" if why else "it was reset")
-    if not why:
-        _have_tested(uuid, "it was reset")
-
-
-def _have_tested(uuid: str, why: str) -> None:
-    entry = quarantine.find(uuid)
-    if entry and entry.level:
-        retests.ask(uuid, entry.level, why)
 
 
 def _tell_why_not(site: Site) -> None:

@@ -10,12 +10,11 @@ import json
 import pathlib
 import typing
 
-from gpu_agent import paths
 from machine import files, locks
 from plan import messages
 from plan.unit_id import UnitId
 
-RECORD: typing.Final = paths.STATE / "owner.json"
+_RECORD: typing.Final = "owner.json"
 
 
 class TakenError(Exception):
@@ -35,90 +34,99 @@ class Record:
     former: UnitId | None = None
 
 
-def read() -> Record | None:
-    """The record of this machine; None if no unit has it."""
-    text = files.read_text(RECORD)
-    if text is None:
-        return None
-    found = json.loads(text)
-    former = found["former"]
-    return Record(UnitId(**found["owner"]), UnitId(**former) if former else None)
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """The claim of a unit on the machine.
 
-
-def has(unit: UnitId) -> bool:
-    """Whether the machine is this unit's."""
-    record = read()
-    return record is not None and record.owner.is_same(unit)
-
-
-def check(unit: UnitId) -> None:
-    """Check that the machine belongs to this unit.
-
-    Raises:
-        TakenError: if it does not.
+    Attributes:
+        folder: the folder of the record.
     """
-    record = read()
-    if record is None:
-        raise TakenError(
-            f"This machine does not belong to {unit.name} yet: wait for its next hook"
-        )
-    if not record.owner.is_same(unit):
-        raise TakenError(_taken(unit, record.owner))
 
+    folder: pathlib.Path
 
-def claim(unit: UnitId, found: UnitId | None = None) -> UnitId | None:
-    """Claim the machine for this unit, unless an existing unit has it.
+    @property
+    def path(self) -> pathlib.Path:
+        """The file of the record."""
+        return self.folder / _RECORD
 
-    If two units claim at once, one gets it.
+    def read(self) -> Record | None:
+        """The record of this machine; None if no unit has it."""
+        text = files.read_text(self.path)
+        if text is None:
+            return None
+        found = json.loads(text)
+        former = found["former"]
+        return Record(UnitId(**found["owner"]), UnitId(**former) if former else None)
 
-    Args:
-        unit: the unit that claims it.
-        found: the unit whose files are here without a record, as earlier revisions of the charm
-            left them; None: no unit's.
+    def has(self, unit: UnitId) -> bool:
+        """Whether the machine is this unit's."""
+        record = self.read()
+        return record is not None and record.owner.is_same(unit)
 
-    Returns:
-        The previous unit, which is gone, and whose files must be removed before `settle`.
+    def check(self, unit: UnitId) -> None:
+        """Check that the machine belongs to this unit.
 
-    Raises:
-        TakenError: if another has it.
-        machine.locks.BusyError: another process decides on it for too long.
-    """
-    files.ensure_directory(paths.STATE)
-    with locks.alone_in(paths.STATE):
-        record = read() or (Record(found) if found else Record(unit))
-        owner, former = record.owner, record.former
-        if not owner.is_same(unit):
-            if _lives(owner, unit):
-                raise TakenError(_taken(unit, owner))
-            former = owner
-        _write(Record(unit, former))
-    return former
+        Raises:
+            TakenError: if it does not.
+        """
+        record = self.read()
+        if record is None:
+            raise TakenError(
+                f"This machine does not belong to {unit.name} yet: wait for its next hook"
+            )
+        if not record.owner.is_same(unit):
+            raise TakenError(_taken(unit, record.owner))
 
+    def take(self, unit: UnitId, found: UnitId | None = None) -> UnitId | None:
+        """Claim the machine for this unit, unless an existing unit has it.
 
-def settle(unit: UnitId) -> None:
-    """Note that nothing of the previous unit is left."""
-    _write(Record(unit))
+        If two units claim at once, one gets it.
 
+        Args:
+            unit: the unit that claims it.
+            found: the unit whose files are here without a record, as earlier revisions of the
+                charm left them; None: no unit's.
 
-def give_up() -> None:
-    """Remove all state from this machine, the owner last.
+        Returns:
+            The previous unit, which is gone, and whose files must be removed before `settle`.
 
-    Raises:
-        machine.locks.BusyError: another process decides on it for too long.
-    """
-    if not paths.STATE.is_dir():
-        return
-    with locks.alone_in(paths.STATE) as lock:
-        for path in paths.STATE.iterdir():
-            if path not in (RECORD, lock):
-                files.ensure_absent(path)
-        files.ensure_absent(RECORD)
-        files.ensure_absent(lock)
-        files.remove_if_empty(paths.STATE)
+        Raises:
+            TakenError: if another has it.
+            machine.locks.BusyError: another process decides on it for too long.
+        """
+        files.ensure_directory(self.folder)
+        with locks.alone_in(self.folder):
+            record = self.read() or (Record(found) if found else Record(unit))
+            owner, former = record.owner, record.former
+            if not owner.is_same(unit):
+                if _lives(owner, unit):
+                    raise TakenError(_taken(unit, owner))
+                former = owner
+            self._write(Record(unit, former))
+        return former
 
+    def settle(self, unit: UnitId) -> None:
+        """Note that nothing of the previous unit is left."""
+        self._write(Record(unit))
 
-def _write(record: Record) -> None:
-    files.ensure_file(RECORD, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
+    def give_up(self) -> None:
+        """Remove all state from this machine, the owner last.
+
+        Raises:
+            machine.locks.BusyError: another process decides on it for too long.
+        """
+        if not self.folder.is_dir():
+            return
+        with locks.alone_in(self.folder) as lock:
+            for path in self.folder.iterdir():
+                if path not in (self.path, lock):
+                    files.ensure_absent(path)
+            files.ensure_absent(self.path)
+            files.ensure_absent(lock)
+            files.remove_if_empty(self.folder)
+
+    def _write(self, record: Record) -> None:
+        files.ensure_file(self.path, json.dumps(dataclasses.asdict(record), indent=1) + "\n")
 
 
 def _lives(owner: UnitId, unit: UnitId) -> bool:
@@ -127,6 +135,9 @@ def _lives(owner: UnitId, unit: UnitId) -> bool:
 
 
 def _taken(unit: UnitId, owner: UnitId) -> str:
+    # The agent without Juju has the same record (lib/gpu_standalone/owner.py), and no unit's name.
+    if "/" not in owner.name:
+        return messages.text("machine-has-agent", unit=unit.name)
     return messages.text(
         "machine-taken", owner=owner, unit=unit.name, other=owner.name, agent=owner.agent
     )

@@ -18,7 +18,8 @@ class AgentView:
         runc_remedy: what to do if it is missing.
         service: the systemd unit that takes jobs; at boot it waits for the self-test. Or empty.
         tasks: how a task's container is known.
-        programs: absolute paths of programs that the CI system has beside the GPU runtime's.
+        programs: absolute paths of programs that the CI system has beside the GPU runtime's. They
+            are installed before the self-test, which is due again if one changes.
         job_names: the program that tells which job a container belongs to; empty: none does.
         checks: the program whose results join the self-test; empty: there is none.
         disks: folders that need space for jobs.

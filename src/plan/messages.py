@@ -137,6 +137,12 @@ KINDS: typing.Final = Kinds(
         "juju remove-unit {unit}, or {other}. If Juju has no {other} any more, run sudo rm -r "
         "{agent} on the machine",
     ),
+    Kind(
+        "machine-has-agent",
+        Level.BLOCKED,
+        "This machine belongs to gpu-ci-agent, the agent without Juju",
+        "run sudo gpu-ci-agent remove on the machine, or juju remove-unit {unit}",
+    ),
     Kind("step-failed", Level.BLOCKED, "{text}"),
     Kind("drain-queued", Level.WAITING, "Queued for {then}: {turn}"),
     Kind("machine-unreadable", Level.WAITING, "{text}"),

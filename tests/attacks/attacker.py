@@ -10,13 +10,15 @@ import re
 import subprocess
 import threading
 import time
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.lab import outfit
 from tests.lab.builds import Build
 from tests.lab.leases import Tasks, cards, holders
 from tests.lab.site import PROBE, Site
 
+# Of one of several jobs.
+Name = TypeVar("Name")
 PROGRAM = pathlib.Path(__file__).with_name("mischief.c")
 # What attackers write for all to read, in the root that their tasks share.
 EVIDENCE = "/evidence"
@@ -115,11 +117,17 @@ class Ended:
 
 
 class Attacker:
-    """Runs pipelines on the lab's worker, and reads what they left for all to see."""
+    """Runs pipelines on the lab's worker, and reads what they left for all to see.
+
+    Attributes:
+        honest: tasks of somebody else.
+        has_lost: whether an honest task has had all GPUs since.
+    """
 
     def __init__(self, site: Site):
         self.site = site
         self.honest = Tasks(site)
+        self.has_lost = False
         self._builds: list[Build] = []
         self._setting = threading.Lock()
         self._count = 0
@@ -147,10 +155,10 @@ class Attacker:
         build = self.start(*steps)
         return Ended(build.wait(seconds), build.output)
 
-    def at_once(self, steps: dict[str, dict]) -> dict[str, Ended]:
-        """Run these one-off builds at once, each to its end, by their names."""
-        builds = {name: self.start(step) for name, step in steps.items()}
-        return {name: Ended(build.wait(120), build.output) for name, build in builds.items()}
+    def at_once(self, jobs: dict[Name, list[dict]]) -> dict[Name, Ended]:
+        """Run these at once, each to its end, as `start` does; by their names."""
+        builds = {name: self.start(*steps) for name, steps in jobs.items()}
+        return {name: Ended(build.wait(300), build.output) for name, build in builds.items()}
 
     def one(self, script: str, gpus: str = "0", **config: Any) -> Ended:
         """Run one task, a one-off build, to its end."""
@@ -195,24 +203,24 @@ def descriptors(site: Site) -> str:
     return site.sh("find /proc/[0-9]*/fd -lname '/dev/nvidia[0-9]' 2>&-; true")
 
 
-def assert_lost_to(attacker: Attacker, diary: str = "", gpus: int = 2) -> None:
-    """An honest task gets so many GPUs alone, and from then on no attacker has one.
+def assert_lost_to(attacker: Attacker, diary: str = "") -> None:
+    """An honest task gets both GPUs alone, and from then on no attacker has one.
 
     Args:
         attacker: who was at work until now, as `diary` or its open descriptors show.
         diary: of an attacker who notes whenever it has one.
-        gpus: that the honest task asks for.
     """
     assert attacker.noted(diary) if diary else descriptors(attacker.site), "it had none before"
-    victim = attacker.honest.start("victim", GPU_COUNT=str(gpus))
+    victim = attacker.honest.start("victim", GPU_COUNT="2")
     begun = victim.begun()
-    assert len(victim.gpus()) == gpus
+    assert len(victim.gpus()) == 2
     assert descriptors(attacker.site) == "", "somebody else has a GPU open"
     if diary:
         time.sleep(_PAUSE)
         late = [entry for entry in attacker.noted(diary) if entry[0] > begun]
         assert not late, late[-1]
     assert victim.end() == 0, victim.build.output
+    attacker.has_lost = True
 
 
 def assert_unharmed(attacker: Attacker) -> None:
@@ -220,7 +228,8 @@ def assert_unharmed(attacker: Attacker) -> None:
     site = attacker.site
     out = site.sh("cat /var/lib/gpu-ci/quarantine/*.json /run/gpu-ci/cordons/*.json 2>&-; true")
     assert out == "", out
-    done = attacker.one(PROBE, "2")
-    assert (done.status, done.cards) == (0, [0, 1]), done.output
+    if not attacker.has_lost:
+        done = attacker.one(PROBE, "2")
+        assert (done.status, done.cards) == (0, [0, 1]), done.output
     assert len(holders(site)) == 1, holders(site)
     assert descriptors(site) == ""

@@ -119,43 +119,36 @@ def test_processes_named_as_the_workers_own(attacker, gpus):
 FULL_DISK = 'mount -t tmpfs -o size=64k tmpfs /var/lib/concourse; exec "$@"'
 
 
-@pytest.mark.parametrize(
-    ("what", "inject", "mend", "around"),
-    [
-        ("heat", f"{FAKEGPU} set 0 temperature=94 throttle-reasons=0x48",
-         f"{FAKEGPU} set 0 temperature= throttle-reasons=", ""),
-        ("disk", ":", ":", f"unshare -m /bin/sh -c '{FULL_DISK}' sh"),
-    ],
-)  # fmt: skip
-def test_what_a_job_does_to_itself(attacker, gpus, what, inject, mend, around):
-    """A job heats its GPU until that slows down, or fills the worker's disk.
+def test_what_a_job_does_to_itself(attacker, gpus):
+    """A job heats its GPU until that slows down, and fills the worker's disk.
 
     No GPU must go out of use for longer than the job.
     """
-    job = attacker.honest.start(what, GPU_COUNT="1")
+    job = attacker.honest.start("job", GPU_COUNT="1")
     job.begun()
+    heat = f"{FAKEGPU} set 0 temperature=94 throttle-reasons=0x48"
+    around = f"unshare -m /bin/sh -c '{FULL_DISK}' sh"
     try:
-        seen = selftest_runs.take(attacker.site, gpus, before=inject, around=around)
+        seen = selftest_runs.take(attacker.site, gpus, before=heat, around=around)
         assert seen.quarantine == {}, seen.why()
+        assert seen.outcomes()["disk", None] == "failed", seen.why()
     finally:
-        attacker.site.sh(mend)
+        attacker.site.sh(f"{FAKEGPU} set 0 temperature= throttle-reasons=")
     assert job.end() == 0
     seen = selftest_runs.take(attacker.site, gpus)
     assert seen.report["outcome"] == "passed", seen.why()
 
 
-@pytest.mark.parametrize("pipe", PIPES)
-def test_an_image_with_files_that_hang_who_opens_them(attacker, pipe):
-    """An image has a pipe or a socket where the runtime's hooks open a file.
+def test_images_with_files_that_hang_who_opens_them(attacker):
+    """Images have a pipe or a socket where the runtime's hooks open a file.
 
-    Its task must be refused in words, and leave nothing behind that runs.
+    Their tasks must be refused in words, and leave nothing behind that runs.
     """
-    done = attacker.run(
-        image_step("image", pipe),
-        step("use", PROBE, "1", image="image"),
-        seconds=60,
-    )
-    assert (done.ran, done.status, bool(done.refusal)) == (1, 2, True), done.output
+    jobs = {
+        pipe: [image_step("image", pipe), step("use", PROBE, "1", image="image")] for pipe in PIPES
+    }
+    for pipe, done in attacker.at_once(jobs).items():
+        assert (done.ran, done.status, bool(done.refusal)) == (1, 2, True), (pipe, done.output)
     left = attacker.site.sh("pgrep -af 'runc ini[t]|nvidia-c[dt][ik]|ldconfi[g]'; true")
     assert left == "", left
 
@@ -250,7 +243,7 @@ def test_small_wishes_without_end_before_a_large_one(attacker):
 
     def stream() -> None:
         while not over.is_set():
-            attacker.one("sleep 0.5", "1")
+            attacker.one("sleep 1.5", "1")
 
     streams = [threading.Thread(target=stream) for _ in range(3)]
     for each in streams:
@@ -300,15 +293,15 @@ echo done
 """
 
 
-@pytest.mark.parametrize("gpus", ["0", "1"])
-def test_the_wrappers_own_files_and_locks(attacker, gpus):
-    """A task looks for the store of leases, its lock and the kernel's own switches.
+def test_the_wrappers_own_files_and_locks(attacker):
+    """Tasks with and without a GPU look for the leases, their lock and the kernel's switches.
 
-    It must neither see nor write any of them.
+    They must neither see nor write any of them.
     """
-    lines = attacker.one(REACH, gpus).lines
-    assert "done" in lines
-    assert [line for line in lines if line.startswith(("found ", "mounted ", "wrote "))] == []
+    for done in attacker.at_once({n: [step("one-off", REACH, n)] for n in "01"}).values():
+        assert "done" in done.lines
+        reached = ("found ", "mounted ", "wrote ")
+        assert [line for line in done.lines if line.startswith(reached)] == []
 
 
 def test_a_full_run(attacker):

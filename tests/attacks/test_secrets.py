@@ -5,8 +5,6 @@
 import json
 import re
 
-import pytest
-
 from tests.attacks.attacker import Attacker, Ended, assert_refused, step
 from tests.lab.site import PROBE
 
@@ -40,20 +38,19 @@ def decisions(attacker: Attacker) -> list[dict]:
     return lines
 
 
-@pytest.mark.parametrize("gpus", ["0", "1"])
-def test_params_of_others_and_the_workers_own(attacker, gpus):
-    """A task reads every process's environment, and looks for keys and the wrapper's files.
+def test_params_of_others_and_the_workers_own(attacker):
+    """Tasks read every process's environment, and look for keys and the wrapper's files.
 
-    It must find neither another task's params nor anything of the worker's.
+    With a GPU or without, they must find neither another task's params nor the worker's own.
     """
     other = attacker.start(step("one-off", "sleep 60", "1", params={"PASSWORD": SECRET}))
     other.line(".*the attack ran")
-    done = attacker.one(LOOK, gpus)
-    seen = [line for line in done.lines if line.startswith("seen ")]
-    assert len(seen) > 3, done.output
-    told = "\n".join(seen)
-    for word in (SECRET, "CONCOURSE_", "PRIVATE KEY", "holders", "seen key"):
-        assert word not in told, told
+    for done in attacker.at_once({n: [step("one-off", LOOK, n)] for n in "01"}).values():
+        seen = [line for line in done.lines if line.startswith("seen ")]
+        assert len(seen) > 3, done.output
+        told = "\n".join(seen)
+        for word in (SECRET, "CONCOURSE_", "PRIVATE KEY", "holders", "seen key"):
+            assert word not in told, told
 
 
 def test_params_in_what_operators_keep(attacker):
@@ -68,17 +65,18 @@ def test_params_in_what_operators_keep(attacker):
     assert SECRET not in act(attacker, "gpu-leases") + "".join(attacker.site.status())
 
 
-@pytest.mark.parametrize("name", ["GPU_COUNT", "CUDA_VISIBLE_DEVICES"])
-def test_escapes_in_what_a_refusal_repeats(attacker, name):
+def test_escapes_in_what_a_refusal_repeats(attacker):
     """A param that a refusal repeats has line breaks, terminal escapes and quotes.
 
     The build's log, the wrapper's log and the actions' answers must show plain text only.
     """
     before = len(decisions(attacker))
-    done = attacker.run(step("one-off", PROBE, "1", params={name: ODD}))
-    assert_refused(done)
-    assert len(decisions(attacker)) == before + 1
-    assert decisions(attacker)[-1]["reason"]
+    names = ("GPU_COUNT", "CUDA_VISIBLE_DEVICES")
+    jobs = {name: [step("one-off", PROBE, "1", params={name: ODD})] for name in names}
+    for done in attacker.at_once(jobs).values():
+        assert_refused(done)
+    logged = decisions(attacker)[before:]
+    assert [bool(line["reason"]) for line in logged] == [True, True]
     assert plain(act(attacker, "gpu-leases"))
 
 

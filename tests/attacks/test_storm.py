@@ -4,7 +4,7 @@
 
 from tests.attacks import storm
 
-SECONDS = 15
+SECONDS = 10
 
 
 def test_a_storm_of_attacks_among_honest_tasks(attacker):

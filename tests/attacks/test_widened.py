@@ -4,8 +4,6 @@
 
 import re
 
-import pytest
-
 from tests.attacks.attacker import WORK_FOLDER, Ended, assert_refused, image_step, step
 from tests.lab.site import OPENS, PROBE
 
@@ -36,28 +34,32 @@ BLIND = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("env", "user"),
-    [(GREEDY, ""), (GREEDY, "nvidia.com/gpu=all"), (BLIND, ""), (GREEDY + BLIND, "ci")],
-    ids=["greedy", "greedy-user", "blind", "both"],
-)
-def test_an_image_that_asks_for_other_gpus_than_its_task(attacker, env, user):
-    """An image sets every variable that asks for GPUs, or hides them, and a user that asks too.
+# What an image sets, by its user, which may ask too.
+IMAGES = {"": GREEDY, "nvidia.com/gpu=all": GREEDY, "root": BLIND, "ci": GREEDY + BLIND}
 
-    Its task must get just what the task asks for: none, or one.
+
+def test_images_that_ask_for_other_gpus_than_their_tasks(attacker):
+    """Images set every variable that asks for GPUs, or hides them, and a user that asks too.
+
+    Their tasks must get just what the tasks ask for: none, or one.
     """
-    done = attacker.run(
-        image_step("image", env=["PATH=/bin", *env], user=user),
-        step("none", "ls /dev/nvidia* 2>/dev/null | sed 's/^/without: /'", "0", image="image"),
-        step("one", PROBE, "1", image="image"),
-    )
-    assert "without: " not in done.output.replace("/without: ", ""), done.output
-    if done.ran == 3:
-        assert len(done.cards) == 1, done.output
-        assert "\nCUDA_VISIBLE_DEVICES" not in done.output
-    else:
-        # There is no user of that name in the image.
-        assert user not in ("", "ci"), done.output
+    list_nodes = "ls /dev/nvidia* 2>/dev/null | sed 's/^/without: /'"
+    jobs = {
+        user: [
+            image_step("image", env=["PATH=/bin", *env], user=user),
+            step("none", list_nodes, "0", image="image"),
+            step("one", PROBE, "1", image="image"),
+        ]
+        for user, env in IMAGES.items()
+    }
+    for user, done in attacker.at_once(jobs).items():
+        assert "without: " not in done.output.replace("/without: ", ""), done.output
+        if done.ran == 3:
+            assert len(done.cards) == 1, done.output
+            assert "\nCUDA_VISIBLE_DEVICES" not in done.output
+        else:
+            # There is no user of that name in the image.
+            assert user == "nvidia.com/gpu=all", done.output
 
 
 PARAMS = (
@@ -81,8 +83,8 @@ def test_params_that_ask_for_other_gpus_than_gpu_count(attacker):
     Each must get one, or be refused in words: never more, never a silent run without.
     """
     pairs = {entry: dict([entry.split("=", 1)]) for entry in PARAMS}
-    ended = attacker.at_once({e: step("one-off", PROBE, "1", params=p) for e, p in pairs.items()})
-    for entry, done in ended.items():
+    jobs = {entry: [step("one-off", PROBE, "1", params=pair)] for entry, pair in pairs.items()}
+    for entry, done in attacker.at_once(jobs).items():
         assert_as_many(done, 1, entry)
 
 
@@ -97,7 +99,7 @@ def test_odd_forms_of_a_count(attacker):
 
     Each must get as many as a person reads there, or be refused in words that are plain text.
     """
-    ended = attacker.at_once({count: step("one-off", PROBE, count) for count in COUNTS})
+    ended = attacker.at_once({count: [step("one-off", PROBE, count)] for count in COUNTS})
     for count, done in ended.items():
         assert_as_many(done, int(count) if done.ran else 0, count)
 
@@ -110,13 +112,12 @@ DEVICE_MOUNTS = (
 )
 
 
-@pytest.mark.parametrize("gpus", ["0", "1"])
-def test_mounts_that_ask_for_devices(attacker, gpus):
+def test_mounts_that_ask_for_devices(attacker):
     """Tasks mount an output where the runtime takes a mount for a request for all GPUs.
 
     Each must get just what it asks for with GPU_COUNT.
     """
-    for path, done in attacker.at_once(mounting(DEVICE_MOUNTS, gpus)).items():
+    for (path, gpus), done in attacker.at_once(mounting(DEVICE_MOUNTS, "01")).items():
         assert_as_many(done, int(gpus), path)
 
 
@@ -134,7 +135,7 @@ def test_mounts_that_hide_what_a_task_is_known_by(attacker):
 
     Each must have its GPU, or fail: never run without one.
     """
-    for path, done in attacker.at_once(mounting(HIDING, "1")).items():
+    for (path, _), done in attacker.at_once(mounting(HIDING, "1")).items():
         if done.ran:
             opened = [line for line in done.lines if line.endswith(OPENS)]
             assert len(opened) == 1, (path, done.output)
@@ -151,20 +152,21 @@ FOLDERS = (
 )
 
 
-@pytest.mark.parametrize("gpus", ["0", "1"])
-def test_a_task_with_the_folder_of_another_kind_of_step(attacker, gpus):
+def test_a_task_with_the_folder_of_another_kind_of_step(attacker):
     """Tasks mount an output where a get, a put or a run step has its folder.
 
     Nothing that Concourse makes by itself has both: they must be refused in words.
     """
-    for done in attacker.at_once(mounting(FOLDERS, gpus)).values():
+    for done in attacker.at_once(mounting(FOLDERS, "01")).values():
         assert_refused(done)
 
 
-def mounting(paths: tuple[str, ...], gpus: str) -> dict[str, dict]:
-    """A task for each of these paths, with an output there."""
+def mounting(paths: tuple[str, ...], counts: str) -> dict[tuple[str, str], list[dict]]:
+    """A task for each of these paths and each digit of `counts`, with an output there."""
     return {
-        path: step("one-off", PROBE, gpus, outputs=[{"name": "o", "path": path}]) for path in paths
+        (path, gpus): [step("one-off", PROBE, gpus, outputs=[{"name": "o", "path": path}])]
+        for path in paths
+        for gpus in counts
     }
 
 

@@ -27,12 +27,15 @@ MODELS = {
     "AMD Instinct MI210": ("0x740f", 65520, "9.0.10"),
     "AMD Instinct MI300X": ("0x74a1", 196592, "9.4.2"),
     "Intel Data Center GPU Flex 170": ("0x56c0", 16384, ""),
+    "Stub Trial 1": ("0x0001", 16384, ""),
 }
-# Of each maker: PCI vendor and class, driver, the model that it is known by here.
+# Of each maker: PCI vendor and class, driver, the model that it is known by here. The stub is that
+# of tests/unit/trial/vendor.
 MAKERS = {
     "nvidia": ("0x10de", "0x030200", "nvidia", DEFAULT_MODEL),
     "amd": ("0x1002", "0x120000", "amdgpu", "AMD Instinct MI210"),
     "intel": ("0x8086", "0x038000", "xe", "Intel Data Center GPU Flex 170"),
+    "stub": ("0x1ae0", "0x030200", "stub", "Stub Trial 1"),
 }
 MAX_CARDS = 32
 MIG_SLICES = 7
@@ -41,7 +44,7 @@ FIRST_DRM = 32
 CAPS_MAJOR = 511
 KFD_MAJOR = 509
 # Drivers whose GPUs have no other nodes than DRM's, but for amdgpu's /dev/kfd.
-DRI_DRIVERS = ("amdgpu", "i915", "xe")
+DRI_DRIVERS = ("amdgpu", "i915", "xe", "stub")
 # An MI300 reserves nodes for eight partitions.
 MAX_PARTITIONS = 8
 # NVIDIA's kernel modules, each with the one that it needs.

@@ -13,6 +13,7 @@ import pytest
 import tenacity
 
 from tests.fakes import aptrepo
+from tests.functional.forked_calls import Calls
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -24,7 +25,11 @@ NEEDS = [
 ]
 SITE_PACKAGES = pathlib.Path(tenacity.__file__).parents[1]
 # Else the distribution's own apt may begin in the middle of a test.
-ALONE = "systemctl mask -q --now apt-daily.timer apt-daily-upgrade.timer"
+ALONE = """
+systemctl mask -q --now apt-daily.timer apt-daily-upgrade.timer
+# What a host's apt calls after each change, such as PackageKit, takes longer than the change.
+cd /etc/apt/apt.conf.d && rm -f 20packagekit 50appstream docker-clean
+"""
 # Only what a test has made is known to apt, and a lock is waited for no longer than it must be.
 PREPARE = f"""
 {ALONE}
@@ -33,23 +38,27 @@ echo 'deb [signed-by=/srv/test/archive.asc] copy:/srv/test/archive /' >/etc/apt/
 echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test
 apt-get -qq update
 """
-CALL = """
-import json, os, sys
+# One Python makes all calls, each in a child of its own.
+CALLS = """
+import os
 from machine import apt, apt_errors, packages, process, repositories
+from tests.functional.forked_calls import serve
 commands, said, run = [], [], process.run
 process.run = lambda argv, **more: commands.append(list(argv)) or run(argv, **more)
 apt.LOCK_WAIT = 1
-given = json.load(sys.stdin)
-os.environ.update(given.get("env", {}))
-if "repository" in given:
-    about = given["repository"]
-    repository = repositories.Repository(**{**about, "pins": tuple(map(tuple, about["pins"]))})
-answer = {"error": "", "passes": None, "signature": None, "value": None}
-try:
-    answer["value"] = eval(given["code"])
-except apt_errors.PackageError as error:
-    answer.update(error=str(error), passes=error.passes, signature=error.signature)
-print(json.dumps({**answer, "said": said, "commands": commands}))
+def answer(given):
+    global repository
+    os.environ.update(given.get("env", {}))
+    if "repository" in given:
+        about = given["repository"]
+        repository = repositories.Repository(**{**about, "pins": tuple(map(tuple, about["pins"]))})
+    told = {"error": "", "passes": None, "signature": None, "value": None}
+    try:
+        told["value"] = eval(given["code"], globals())
+    except apt_errors.PackageError as error:
+        told.update(error=str(error), passes=error.passes, signature=error.signature)
+    return {**told, "said": said, "commands": commands}
+serve(answer)
 """
 # As at first, without apt: `remove_installed` has tests of its own.
 RESET = """
@@ -80,20 +89,22 @@ class AptMachine:
             name: aptrepo.Key.make(folder / f"key-{name}") for name in ("archive", "mirror")
         }
         (folder / "archive.asc").write_text(self.keys["archive"].public)
+        path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
+        self._calls = Calls(machine, path, "-c", CALLS)
+
+    def close(self):
+        self._calls.close()
 
     def publish(self):
         aptrepo.publish(self.archive, self.keys["archive"])
         aptrepo.publish(self.mirror, self.keys["mirror"])
 
     def sh(self, script, check=True):
-        return self.machine.run(["/bin/sh"], stdin=script, check=check).stdout
+        return self.machine.enter("/bin/sh", stdin=script, check=check, timeout=180).stdout
 
     def do(self, code, **given):
         """Evaluate code beside the rooms `packages` and `repositories`; `said` takes progress."""
-        path = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
-        python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL]
-        asked = json.dumps({**given, "code": code})
-        return json.loads(self.machine.run(python, stdin=asked).stdout)
+        return self._calls.ask({**given, "code": code})
 
     def value(self, code, **given):
         """The same where no error is looked for."""
@@ -138,10 +149,11 @@ def apt_machine(fill):
         park = Park(pathlib.Path(base, "park"))
         binds = {"/srv/repo": ROOT, "/srv/packages": SITE_PACKAGES, "/srv/test": folder}
         try:
-            made = AptMachine(park.up("apt", binds_ro=binds), folder)
-            fill(made)
-            made.publish()
-            made.sh(PREPARE)
-            yield made
+            machine = park.up("apt", binds_ro=binds)
+            with contextlib.closing(AptMachine(machine, folder)) as made:
+                fill(made)
+                made.publish()
+                made.sh(PREPARE)
+                yield made
         finally:
             park.destroy()

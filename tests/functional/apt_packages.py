@@ -32,7 +32,7 @@ KIT = {"gpuci-kit": "1", "gpuci-kit-base": "1"}
 def fill(host):
     for name, depends in PACKAGES.items():
         more = {"Recommends": "gpuci-extra"} if name == "gpuci-tool" else {}
-        files = {"/usr/bin/gpuci-tool": "1" * 4096} if name == "gpuci-tool" else {}
+        files = {"/usr/share/gpuci/tool": "1" * 99999} if name == "gpuci-tool" else {}
         aptrepo.package(host.archive, name, "1", depends, files=files, **more)
     for version in ("1", "2", "3"):
         exactly = f"gpuci-kit-base (= {version}), gpuci-common"

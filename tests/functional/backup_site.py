@@ -10,10 +10,8 @@ import pytest
 from ci.concourse import release, service
 from ci.concourse.backup import backup as action
 from ci.concourse.backup import database
-from ci.concourse.web import files as web_files
-from ci.concourse.web import schema, web
+from ci.concourse.web import web
 from machine import files
-from machine import systemd as services
 from relations.model import WebSecrets
 from tests import once
 from tests.functional import postgresql
@@ -50,6 +48,19 @@ class WebKeys:
         return self.leads
 
 
+class Tables:
+    """The version of the tables, and the newest that the release of this unit can use."""
+
+    def __init__(self, unit):
+        self.unit = unit
+
+    def current(self, _):
+        return 7
+
+    def known(self, _):
+        return self.unit.form
+
+
 @contextlib.contextmanager
 def running():
     with postgresql.running() as server:
@@ -67,25 +78,24 @@ def unit_on(server, tmp_path, monkeypatch):
     here = WebKeys()
     here.server, here.stopped, here.encryption, here.form = server, [], {}, 7
     here.folder = tmp_path / "backups"
-    monkeypatch.setattr(action, "FOLDER", here.folder)
-    monkeypatch.setattr(action, "_WORK", here.folder / ".work")
+    here.backups = action.Backups(
+        folder=here.folder,
+        installed=lambda: release.Release("8.3.0", pathlib.Path("/r")),
+        tables=Tables(here),
+        stop=here.stopped.append,
+        authorized=tmp_path / "authorized",
+    )
     # There may be no user concourse on this machine, who could not get into that folder either.
     monkeypatch.setattr(service, "USER", "nobody")
     monkeypatch.setattr(database, "_ACCESS", server.folder / "access")
-    monkeypatch.setattr(web, "is_set_up", lambda: True)
     monkeypatch.setattr(web, "uses_local_database", lambda: False)
     monkeypatch.setattr(web, "database_settings", lambda: server.settings() | here.encryption)
-    monkeypatch.setattr(release, "installed", lambda: release.Release("8.3.0", pathlib.Path("/r")))
-    monkeypatch.setattr(schema, "current", lambda _: 7)
-    monkeypatch.setattr(schema, "known", lambda _: here.form)
-    monkeypatch.setattr(services, "ensure_stopped", here.stopped.append)
-    monkeypatch.setattr(web_files, "AUTHORIZED", tmp_path / "authorized")
     (tmp_path / "authorized").write_text("ssh-rsa AAAA\nssh-rsa BBBB\n")
     return here
 
 
 def save(here, path=""):
-    return action.backup("web/0", path, here, lambda _: None)
+    return here.backups.backup("web/0", path, here, lambda _: None)
 
 
 def kept(here):
@@ -100,7 +110,7 @@ def kept(here):
 
 
 def restore(here, path, name="web"):
-    done = action.restore("web/3", path, name, here, lambda _: None)
+    done = here.backups.restore("web/3", path, name, here, lambda _: None)
     here.server.changed = True
     return done
 

@@ -2,21 +2,22 @@
 # See LICENSE file for licensing details.
 """Run inside a machine: calls the rooms as the charm does, and tells what they did.
 
-On stdin a JSON object: the call, its arguments and, to die as a killed hook does, the number of
-the change after which. On stdout a JSON object: the result, what was said, the commands run.
+A call is a JSON object: its name, its arguments and, to die as a killed hook does, the number of
+the change after which. The answer is one too: the result, what was said, the commands run.
 """
 
 import collections
 import dataclasses
 import hashlib
-import importlib
 import json
 import os
 import pathlib
+import pkgutil
 import re
 import sys
 import time
 
+from ci.concourse.api import api, build_info
 from ci.concourse.api import worker_view as registered
 from ci.concourse.options.encryption import Keys
 from ci.concourse.options.web import OPTIONS, WebOptions
@@ -24,13 +25,14 @@ from ci.concourse.options.web_values import Settings
 from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
 from ci.concourse.web import web
-from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import worker
+from ci.concourse.worker.keys import WorkerKeys
 from machine import files, process
 from machine import systemd as services
 from options.certificates import Tls
 from relations.model import Database, WebSecrets
 from relations.worker_view import digest, fingerprint
+from tests.functional.forked_calls import serve
 
 CHANGES = [
     *((files, name) for name in ("ensure_file", "ensure_directory", "ensure_absent")),
@@ -50,6 +52,14 @@ TYPES = {
     "keys": Keys,
 }
 DIED = 137
+# Commands that change nothing.
+LOOKS = (
+    "systemctl show",
+    "worker/overlay_probe.py",
+    "dpkg-query",
+    "SELECT 'role'",
+    "SELECT 1",
+)
 
 
 def value(raw):
@@ -73,6 +83,10 @@ def default_options():
     return WebOptions(**{option.field: option.value(defaults) for option in OPTIONS})
 
 
+def is_look(command):
+    return any(look in command for look in LOOKS)
+
+
 def watch(commands, die_at):
     """Note each command; end right after change number `die_at`, as a killed hook does."""
     count = collections.Counter()
@@ -84,6 +98,8 @@ def watch(commands, die_at):
             if change is signal:
                 commands.append(" ".join(("signal", *args)))
             result = change(*args, **kwargs)
+            if result is False or (change is run and is_look(" ".join(args[0]))):
+                return result
             if die_at == count["changes"]:
                 os._exit(DIED)
             count["changes"] += 1
@@ -102,7 +118,10 @@ def snapshot():
     for root in ("/etc/concourse", "/opt/concourse", "/etc/systemd/system", "/var/lib/gpu-ci"):
         for path in sorted(pathlib.Path(root).rglob("*")):
             status = path.lstat()
-            content = path.read_bytes() if path.is_file() else b""
+            # A release has 100 MB: what is written anew has another time.
+            content = f"{status.st_size} {status.st_mtime_ns}".encode()
+            if path.is_file() and root != "/opt/concourse":
+                content = path.read_bytes()
             digest = hashlib.sha256(content).hexdigest()
             found[str(path)] = f"{status.st_mode:o} {status.st_uid} {digest}"
     for part in ("web", "worker"):
@@ -113,12 +132,27 @@ def snapshot():
     return found
 
 
+def worker_key():
+    """The public half of the worker's key, which is made if there is none."""
+    return WorkerKeys().ensure("")
+
+
 def both(web_plan, worker_plan):
     """A web that lets the worker beside it in, and that worker; whether each is well."""
-    web_plan = dataclasses.replace(web_plan, worker_keys=(worker_keys.ensure(""),))
+    web_plan = dataclasses.replace(web_plan, worker_keys=(worker_key(),))
     web.apply(web_plan, unheard)
     worker.apply(worker_plan, unheard)
     return web.healthy(), worker.healthy()
+
+
+def known(name):
+    """What web lists of a worker that is running; None if it lists no such worker."""
+    try:
+        listed = json.loads(api.Api(build_info.SETTINGS, 8.0, api.is_webs).get("/api/v1/workers"))
+    except api.WebError:
+        return None
+    found = (one for one in listed if (one["name"], one["state"]) == (name, "running"))
+    return next(found, None)
 
 
 def seen(name, tags):
@@ -133,6 +167,7 @@ def pruned(names):
 
 def new_worker_key(worker_plan):
     """Each step that gives the worker's key another's place; whether web lets it in at each."""
+    worker_keys = WorkerKeys()
     worker_keys.begin()
     told = [worker.is_connected()]
     web.authorize(worker_keys.every())
@@ -183,25 +218,21 @@ def kill_everywhere(function, variants, stride):
     return {"deaths": deaths, "differ": differ}
 
 
-def main():
-    asked = json.load(sys.stdin)
+def answer(asked):
     said, commands = [], []
-    place, _, name = asked["call"].rpartition(".")
-    module = importlib.import_module(place)
-    function = getattr(module, name)
+    function = pkgutil.resolve_name(asked["call"])
     for constant, number in asked.get("constants", {}).items():
-        setattr(module, constant, number)
+        setattr(sys.modules[function.__module__], constant, number)
     more = [said.append] if asked["say"] else []
     if "variants" in asked:
         variants = [[value(raw), *more] for raw in asked["variants"]]
-        print(json.dumps(kill_everywhere(function, variants, asked["stride"])))
-        return
+        return kill_everywhere(function, variants, asked["stride"])
     watch(commands, asked["die_at"])
     began = time.monotonic()
     result = function(*(value(raw) for raw in asked["arguments"]), *more)
-    answer = {"seconds": time.monotonic() - began, "said": said, "commands": commands}
-    print(json.dumps({**answer, "result": result}, default=str))
+    told = {"seconds": time.monotonic() - began, "said": said, "commands": commands}
+    return {**told, "result": result}
 
 
 if __name__ == "__main__":
-    main()
+    serve(answer)

@@ -2,12 +2,11 @@
 # See LICENSE file for licensing details.
 """A machine with the rooms of the charm in it, called as the charm does, and plans for them."""
 
-import json
-
 from ci.concourse import rsa_keys as keys
 from tests import once
 from tests.functional.ci_driver import DIED
 from tests.functional.concourse_machine import PYTHONPATH, TARBALL
+from tests.functional.forked_calls import Calls
 
 # Whatever a shell, systemd or a parser of settings might take for its own.
 ODD = "p w'\"$x#\\%;=${HOME}`id`%h ü"
@@ -37,21 +36,18 @@ class Host:
 
     def __init__(self, machine):
         self.machine = machine
+        argv = ("-W", "error", "/srv/repo/tests/functional/ci_driver.py")
+        self._calls = Calls(machine, PYTHONPATH, *argv)
+
+    def close(self):
+        self._calls.close()
 
     def sh(self, script, check=True):
-        return self.machine.run(["/bin/sh", "-c", script], check=check, timeout=180).stdout
+        return self.machine.enter("/bin/sh", "-c", script, check=check, timeout=180).stdout
 
     def call(self, name, *arguments, say=True, die_at=-1, **more):
         asked = {"call": name, "arguments": arguments, "say": say, "die_at": die_at, **more}
-        done = self.machine.run(
-            ["/usr/bin/env", f"PYTHONPATH={PYTHONPATH}", "/usr/bin/python3", "-W", "error",
-             "/srv/repo/tests/functional/ci_driver.py"],
-            stdin=json.dumps(asked), check=False, timeout=300,
-        )  # fmt: skip
-        if die_at >= 0 and done.returncode == DIED:
-            return None
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        return self._calls.ask(asked, DIED if die_at >= 0 else 0)
 
     def release(self):
         plan = {"type": "release", "version": "", "architecture": "amd64", "sha256": ""}
@@ -88,7 +84,7 @@ class Host:
         return self.call("tests.functional.ci_driver.both", *plans, say=False)["result"]
 
     def key(self):
-        return self.call("ci.concourse.worker.keys.ensure", "", say=False)["result"]
+        return self.call("tests.functional.ci_driver.worker_key", say=False)["result"]
 
     def healthy(self):
         names = ("ci.concourse.web.web.healthy", "ci.concourse.worker.worker.healthy")
@@ -104,20 +100,18 @@ class Host:
     def state(self):
         """All that the rooms keep, but not what Concourse itself writes."""
         return self.sh(
-            "find /etc/concourse /opt/concourse /etc/systemd/system /var/lib/gpu-ci "
-            "-printf '%p %m %u %l ' -type f -exec sha256sum {} \\; -o -printf '\\n' | sort; "
+            "find /opt/concourse -printf '%p %m %u %l %s %T@\\n' | sort; "
+            "find /etc/concourse /etc/systemd/system /var/lib/gpu-ci -printf '%p %m %u %l\\n' "
+            "-type f -fprint0 /run/state | sort; sort -z /run/state | xargs -0 sha256sum; "
             "systemctl is-active concourse-web concourse-worker"
         )
 
-    def fly(self, arguments, check=True):
-        return self.sh(f"HOME=/root /srv/fly -t lab {arguments}", check)
+    def fly(self, arguments):
+        """What fly says, after a login."""
+        login = "login -c http://127.0.0.1:8080 -u admin -p admin-password"
+        fly = "HOME=/root /srv/fly -t lab"
+        return self.sh(f"{fly} {login} >/dev/null && {fly} {arguments}")
 
     def known(self, name):
         """What web says of a worker that is running; None if it knows no such worker."""
-        if not (listed := self.fly("workers --json", check=False)):
-            self.fly("login -c http://127.0.0.1:8080 -u admin -p admin-password")
-            listed = self.fly("workers --json")
-        for worker in json.loads(listed):
-            if (worker["name"], worker["state"]) == (name, "running"):
-                return worker
-        return None
+        return self.call("tests.functional.ci_driver.known", name, say=False)["result"]

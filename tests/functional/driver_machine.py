@@ -6,13 +6,13 @@ apt, dpkg, systemd and modprobe are the real ones. A line of the driver's packag
 modprobe call a script instead of the kernel, which would take no module of these.
 """
 
-import json
 import pathlib
 import platform
 import tempfile
 
 from tests.fakes import aptrepo, kernelmodule
 from tests.functional.apt_machine import ALONE
+from tests.functional.forked_calls import Calls
 from tests.lab.machines import Machine
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -101,36 +101,36 @@ fi >/dev/null 2>&1
 rm -rf /var/lib/gpu-ci /sys/module/* /srv/busy /srv/refuses /run/systemd/container \
     /etc/modprobe.d/gpu-ci* /boot/* /lib/modules/*/kernel/nvidia-* /srv/driver
 """
-CALL = """
-import dataclasses, json, sys
+# One Python makes all calls, each of a test's lists in a child of its own.
+CALLS = """
+import dataclasses
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from host import nvidia_driver as driver
+from host.nvidia_driver_reload import Reload
 from machine import packages, process
 from plan.model import DriverPlan
-commands, said, answers, run = [], [], [], process.run
+from tests.functional.forked_calls import serve
+commands, said, run = [], [], process.run
 process.run = lambda argv, **more: commands.append(argv) or run(argv, **more)
-for name, more in json.load(sys.stdin):
-    try:
-        if name == "ensure":
-            answer = driver.ensure(DriverPlan(**more), said.append)
-        elif name == "have":
-            answer = packages.ensure("driver", more, said.append)
-        elif name == "reload":
-            answer = driver.reload(said.append)
-        elif name == "end_reload":
-            answer = driver.end_reload()
-        elif name == "look":
-            answer = dataclasses.asdict(driver_state.look())
-        elif name == "release":
-            answer = driver.release()
-        elif name == "remove":
-            answer = packages.remove_installed()
-        else:
-            answer = packages.owned("driver")
-    except packages.PackageError as error:
-        answer = ("passes: " if error.passes else "error: ") + str(error)
-    answers.append(answer)
-print(json.dumps([answers, said, len(commands)]))
+CALLS = {
+    "ensure": lambda **more: driver.ensure(DriverPlan(**more), said.append),
+    "have": lambda **more: packages.ensure("driver", more, said.append),
+    "reload": lambda: Reload().run(said.append),
+    "end_reload": Reload().end,
+    "look": lambda: dataclasses.asdict(driver_state.look()),
+    "release": driver.release,
+    "remove": packages.remove_installed,
+    "owned": lambda: packages.owned("driver"),
+}
+def answer(steps):
+    answers = []
+    for name, more in steps:
+        try:
+            answers.append(CALLS[name](**more))
+        except packages.PackageError as error:
+            answers.append(("passes: " if error.passes else "error: ") + str(error))
+    return [answers, said, len(commands)]
+serve(answer)
 """
 
 
@@ -142,23 +142,21 @@ class DriverMachine:
         self.said: list[str] = []
         self.commands = 0
         self._archive = ""
+        path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
+        self._calls = Calls(machine, path, "-c", CALLS)
         self.sh(SETUP)
+
+    def close(self) -> None:
+        """End what makes the calls."""
+        self._calls.close()
 
     def sh(self, script: str) -> str:
         """What a script says."""
-        return self.machine.run(["/bin/sh"], stdin=script).stdout
+        return self.machine.enter("/bin/sh", stdin=script, timeout=180).stdout
 
     def calls(self, *steps: tuple[str, dict]) -> list:
         """What the calls answer, one after the other; errors as text."""
-        python = [
-            "/usr/bin/env",
-            "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages",
-            "/usr/bin/python3",
-            "-c",
-            CALL,
-        ]
-        shown = self.machine.run(python, stdin=json.dumps(steps)).stdout
-        answers, self.said, self.commands = json.loads(shown)
+        answers, self.said, self.commands = self._calls.ask(steps)
         return answers
 
     def call(self, name: str, **more: object):

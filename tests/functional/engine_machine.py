@@ -91,7 +91,7 @@ gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]
 # What the charm does: `apply(GpuPlan)`.
 CHARM = """
 import json, sys
-from gpu_agent.engines import front
+from gpu_agent.engines.front import Front
 from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
@@ -102,23 +102,24 @@ gpus = tuple(
     for i in indexes
 )
 install.apply(GpuPlan(gpus, "/usr/bin/nvidia-container-runtime", **json.loads(options)))
-front.apply(nvidia_runtime=True)
+Front().apply(nvidia_runtime=True)
 """
 
 # The charm's own registration; where no systemd is, Docker gets the signal that it would send.
 REGISTER = """
 import os, signal, sys
 from gpu_agent.engines import registry
-from gpu_agent.engines.docker import containerd_unit, daemon_json as docker
-from gpu_agent.engines.engine import EnginesPlan
-containerd_unit.ensure = containerd_unit.remove = lambda: False
+from gpu_agent.engines.docker import engine as docker
+from gpu_agent.engines.docker.daemon_json import DaemonJson
+from gpu_agent.engines.engine import Engine, EnginesPlan
 def reload(_):
     os.kill(int(sys.argv[1]), signal.SIGHUP)
     return True
-docker.services.reload = reload
+file = DaemonJson(reload=reload)
+engines = registry.PODMAN, Engine("docker", file.ensure, file.remove, docker.is_in_use)
 names = tuple(sys.argv[3:])
 plan = EnginesPlan(names, names if sys.argv[2] == "default" else ()) if names else None
-print(registry.ensure(plan))
+print(registry.ensure(plan, engines))
 """
 
 APPLETS = ("sh", "cat", "sleep", "env", "ls", "mknod", "setsid", "true")

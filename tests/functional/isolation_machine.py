@@ -15,6 +15,9 @@ from tests.functional.lease_site import alive
 from tests.lab.cgroups import hierarchy, is_unified
 from tests.unit.wrapper_rig import CONCOURSE
 
+# What a test may change, and where it is kept as it was before any test.
+CHANGED = "/opt/gpu-ci /etc/gpu-ci /run/gpu-ci /var/lib/gpu-ci"
+KEPT = "/run/as-made"
 APPLY = (
     f"""
 from gpu_agent.runtime.settings import TaskFolders
@@ -69,13 +72,23 @@ class Machine:
         return done.stdout
 
     def make(self, *cards, **options):
-        """Machine and wrapper as they were before any test, with `fakegpu install` `cards`."""
-        self.command("rm", "-rf", "/opt/gpu-ci", "/etc/gpu-ci", "/run/gpu-ci", "/var/lib/gpu-ci")
+        """Make the simulated GPUs by `fakegpu install` `cards`, and install the wrapper."""
+        self.command("rm", "-rf", *CHANGED.split())
         self.command("ln", "-sf", "/usr/sbin/runc", "/opt/concourse/current/bin/runc")
         self.command(FAKEGPU, "install", *(cards or ("--count", "2")))
         for number, uuid in enumerate([] if cards else UUIDS):
             self.command(FAKEGPU, "set", number, f"uuid={uuid}")
         self.apply(**options)
+
+    def keep(self):
+        """Keep a copy of what a test may change."""
+        copy = f"for each in {CHANGED}; do [ ! -e $each ] || cp -a --parents $each {KEPT}; done"
+        self.command("sh", "-ec", f"rm -rf {KEPT}; mkdir {KEPT}; {copy}")
+
+    def restore(self):
+        """Put that copy back, which takes less of a processor than to install anew."""
+        runc = "ln -sf /usr/sbin/runc /opt/concourse/current/bin/runc"
+        self.command("sh", "-ec", f"rm -rf {CHANGED}; cp -a {KEPT}/. /; {runc}")
 
     def apply(self, ci="concourse", **options):
         """Install the wrapper for this CI system; for `none`, with the machine's own runc."""

@@ -78,16 +78,26 @@ def forgets_holders(machine):
     machine.edit(f"{LIB}/lease_table.py", "if device not in blocked]", "]")
 
 
-# A runc that allows a container every device.
-OPEN_RUNC = """#!/usr/bin/python3
-import json, os, sys
-if "create" in sys.argv:
-    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
-    config = json.load(open(path))
-    config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})
-    json.dump(config, open(path, "w"))
-os.execv("/usr/sbin/runc", ["/usr/sbin/runc", *sys.argv[1:]])
+def changing_runc(change):
+    """A runc that changes each container's `config` by these lines of Python."""
+    return f"""#!/bin/sh
+case " $* " in *" create "*)
+    /usr/bin/python3 -IS - "$@" <<'END' || exit 1
+import json, sys
+path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
+config = json.load(open(path))
+{change}
+json.dump(config, open(path, "w"))
+END
+esac
+exec /usr/sbin/runc "$@"
 """
+
+
+# A runc that allows a container every device.
+OPEN_RUNC = changing_runc(
+    'config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})'
+)
 
 
 def opens_the_device_cgroup(machine):
@@ -101,8 +111,6 @@ SABOTAGES = [
     (passes_annotations_on, {"annotation"}, set()),
     (lets_images_choose, {"image-all", "environment", "exec-environment"}, set()),
     (sends_all_to_nvidia, {"no-lease"}, set()),
-    (is_the_plain_runtime, {"lease", "no-lease"}, NEED_A_LEASE),
-    (is_the_plain_runc, {"lease"}, NEED_A_LEASE),
     # A malformed variable then reaches runc, which starts no process with it.
     (forgets_exec, {"environment", "exec-environment"}, set()),
     (never_reclaims, {"reclaim"}, set()),
@@ -110,6 +118,11 @@ SABOTAGES = [
     # Whoever is given a GPU that is taken finds the killed task's child on it too.
     (forgets_holders, {"disjoint", "reclaim"}, set()),
     (opens_the_device_cgroup, {"device-cgroup"}, set()),
+]
+# Seen in the same places as some of those: `make soak` runs them.
+AS_OTHERS = [
+    (is_the_plain_runtime, {"lease", "no-lease"}, NEED_A_LEASE),
+    (is_the_plain_runc, {"lease"}, NEED_A_LEASE),
 ]
 WITH_THE_REAL_RUNTIME = [
     (takes_every_annotation, {"annotation"}, set()),

@@ -123,7 +123,7 @@ def with_rights_of_the_watch(*argv):
     return ["setpriv", f"--bounding-set=-all,{rights}", "--no-new-privs", *argv]
 
 
-def until(ready, seconds=10.0):
+def until(ready, seconds=30.0):
     """How long it took until `ready`."""
     began = time.monotonic()
     while not ready():

@@ -49,7 +49,8 @@ class Host:
 
 def carried(folder):
     """The packages that the packed charm has, out of this environment, which has many more."""
-    locked = (ROOT / "requirements.txt").read_text()
+    locks = ("requirements.txt", "requirements-agent.txt")
+    locked = "".join((ROOT / name).read_text() for name in locks)
     for name in re.findall(r"^([A-Za-z0-9._-]+)==", locked, re.M):
         # What is for another interpreter only is not here.
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

@@ -12,7 +12,6 @@ import pytest
 
 from ci.concourse.backup import archive, database
 from ci.concourse.backup import backup as action
-from ci.concourse.web import files as web_files
 from ci.concourse.web import web
 from machine import files, process
 from relations.model import WebSecrets
@@ -62,7 +61,7 @@ def test_what_was_saved_comes_back_and_what_was_there_is_kept(here, monkeypatch)
     assert done["workers"] == "2, which reconnect by themselves"
     kept = done["was"].split()[3]
     assert pipelines(here.server, kept) == ["3"]
-    web_files.AUTHORIZED.write_text("ssh-rsa CCCC\n")
+    here.backups.authorized.write_text("ssh-rsa CCCC\n")
     monkeypatch.setattr(action, "_now", lambda: "20261123_190501")
     assert restore(here, path)["workers"] == (
         "1, which reconnect by themselves; the backup has 2: juju integrate the others"

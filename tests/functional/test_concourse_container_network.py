@@ -14,14 +14,13 @@ ROOT = Path(__file__).parents[2]
 CODE = """
 import pathlib, sys
 from ci.concourse.worker import container_network as network
-from machine import packages
-packages.ensure_installed = lambda *names: False
-network._DROP_IN = pathlib.Path(sys.argv[1]) / "90-gpu-ci-worker.conf"
+drop_in = pathlib.Path(sys.argv[1]) / "90-gpu-ci-worker.conf"
+machine = network.Machine(drop_in, install=lambda *names: False)
 live = pathlib.Path("/proc/sys/net/ipv4/ip_forward")
 live.write_text("0")
 seen = []
 for step in (network.ensure, network.ensure, network.remove, network.remove):
-    seen.append((step(), live.read_text().strip(), network._DROP_IN.exists()))
+    seen.append((step(machine), live.read_text().strip(), drop_in.exists()))
 print(seen)
 """
 

@@ -24,16 +24,16 @@ def server():
 
 
 @pytest.fixture
-def said(monkeypatch, tmp_path):
+def said(tmp_path):
     """A function: what is said with these settings of a web that does not answer."""
-    monkeypatch.setattr(web_health, "ENVIRONMENT", tmp_path / "web.env")
+    environment = tmp_path / "web.env"
 
     def said(port, mode, ca="", host="127.0.0.1"):
         (tmp_path / "ca.pem").write_text(ca)
         values = {"HOST": host, "PORT": port, "SSLMODE": mode, "CA_CERT": tmp_path / "ca.pem"}
         lines = [f"CONCOURSE_POSTGRES_{name}={value}\n" for name, value in values.items()]
-        web_health.ENVIRONMENT.write_text("".join(lines))
-        found = web_health.unreachable_database()
+        environment.write_text("".join(lines))
+        found = web_health.unreachable_database(environment)
         assert not found or found.startswith(f"{host}:{port} ("), found
         return found.removeprefix(f"{host}:{port} (").removesuffix(")")
 
@@ -60,7 +60,7 @@ def test_one_for_another_name_is_refused_where_the_name_counts(server, said):
 
 
 def test_a_web_that_answers_is_believed(server, said, monkeypatch):
-    monkeypatch.setattr(web_health, "healthy", lambda: True)
+    monkeypatch.setattr(web_health, "healthy", lambda _: True)
     assert said(server.port, "verify-full", certificates.ca()) == ""
 
 

@@ -42,7 +42,6 @@ def server(monkeypatch):
             monkeypatch.setattr(process, name, reaching(server, getattr(process, name)))
         owner = ("/usr/sbin/runuser", "--user", "nobody", "--")
         monkeypatch.setattr(local_postgresql, "AS_OWNER", owner)
-        monkeypatch.setattr(local_postgresql, "_ASIDE", server.folder / "aside")
         monkeypatch.setattr(web, "uses_local_database", lambda: True)
         yield server
 
@@ -66,7 +65,7 @@ def test_hostile_database_runs_nothing_where_it_is_saved_or_loaded(server, tmp_p
     dump = tmp_path / "backups/.work/database.dump"
     dump.parent.mkdir(parents=True)
     database.save(dump)
-    aside = local_postgresql.load(dump, "20261124_120000")
+    aside = local_postgresql.LocalDatabase(server.folder).load(dump, "20261124_120000")
     assert not trace.exists()
     assert server.sql("SELECT name FROM pipelines", user="concourse") == ["first"]
     assert server.sql("SELECT name FROM pipelines", aside, user="concourse") == ["first"]

@@ -1,7 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Web as a real service, with all that an operator may ask of it; its database goes away."""
+"""Web as a real service, with all that an operator may ask of it; its database goes away.
 
+Each start of web takes a second of a processor: a test goes on from the web of the one before.
+"""
+
+import contextlib
 import secrets
 import time
 
@@ -52,6 +56,7 @@ with socket.create_server(("127.0.0.1", 8080)) as listener:
     one.settimeout(20)
     print(one.recv(65536), flush=True)
 """
+URL = "http://127.0.0.1:8080"
 NAMES = (
     f"PYTHONPATH={PYTHONPATH} /usr/bin/python3 -B -S -m ci.concourse.api.build_info_program "
     "some-handle 2>&1"
@@ -62,27 +67,56 @@ read -r password; cd /; export HOME=/root
 """
 
 
+def main_team(*names):
+    return {"type": "web settings", "main_team": names}
+
+
+def key(new="", old=""):
+    return {"type": "keys", "new": new, "old": old}
+
+
+def certificate(days):
+    pem = certificates.made("127.0.0.1", key=1, signer=9, days=days)
+    return {"type": "tls", "chain": pem, "key": once.rsa_key(1)}
+
+
+USERS = [["ann", USER], ["bob", "password of bob"]]
+WANTED = {"users": USERS, "settings": main_team("ann"), "metrics_port": 391}
+VARIABLES = [["oidc-client-secret", OIDC], ["vault-ca-cert", f"{OIDC[::-1]}\n"]]
+# With all that has secrets.
+HTTPS = {
+    "url": "https://127.0.0.1:8443", "tls_port": 8443, "users": USERS, "encryption": key(KEYS[0]),
+    "settings": {"type": "web settings", "variables": VARIABLES},
+}  # fmt: skip
+
+
 class Web(Host):
-    """The machine, and its web."""
+    """The machine, and its web.
+
+    Attributes:
+        database: as it is related now.
+    """
+
+    database = GOOD
 
     def script(self, text, given=""):
-        return self.machine.run(["/bin/bash", "-c", text], stdin=given, timeout=180).stdout
+        return self.machine.enter("/bin/bash", "-c", text, stdin=given, timeout=180).stdout
 
     def write(self, path, text):
         self.script(f"cat >{path}; chmod 600 {path}", text)
 
     def sql(self, text, database="postgres"):
         psql = ["/usr/sbin/runuser", "-u", "postgres", "--", "/usr/bin/psql", "-qtA", database]
-        return self.machine.run(psql, stdin=text, timeout=60).stdout.strip()
+        return self.machine.enter(*psql, stdin=text).stdout.strip()
 
-    def apply(self, database=None, tls=None, url="http://127.0.0.1:8080", **wanted):
+    def apply(self, database=None, tls=None, url=URL, **wanted):
         """Have web run so. Return whether it did not before."""
         options = {"type": "options", **wanted}
         plan = self._web_plan()
         shared = {**plan["secrets"], "admin_password": ADMIN}
         plan |= {
-            "secrets": shared, "database": database or GOOD, "wanted": options, "tls": tls,
-            "external_url": url,
+            "secrets": shared, "database": database or self.database, "wanted": options,
+            "tls": tls, "external_url": url,
         }  # fmt: skip
         return self.call("ci.concourse.web.web.apply", plan)["result"]
 
@@ -90,12 +124,12 @@ class Web(Host):
         return self.call(f"ci.concourse.web.health.{name}", say=False)["result"]
 
     def get(self, url):
-        return self.machine.run(["/usr/bin/python3", "-c", GET, url], timeout=60).stdout
+        return self.machine.enter("/usr/bin/python3", "-c", GET, url).stdout
 
     def login(self, user, password):
         """Whether somebody can log in; a password that is an argument would be in the journal."""
-        told = self.machine.run(["/bin/bash", "-c", LOGIN.format(user=user)],
-                                stdin=f"{password}\n", check=False, timeout=60)  # fmt: skip
+        login = LOGIN.format(user=user)
+        told = self.machine.enter("/bin/bash", "-c", login, stdin=f"{password}\n", check=False)
         return told.returncode == 0
 
     def await_health(self, lost=""):
@@ -111,10 +145,9 @@ def until(condition, seconds=90):
 
 @pytest.fixture(scope="module")
 def web():
-    with concourse_machine("web") as machine:
-        host = Web(machine)
+    with concourse_machine("web") as machine, contextlib.closing(Web(machine)) as host:
         host.release()
-        host.call("ci.concourse.web.local_postgresql.ensure", say=True)
+        host.call("ci.concourse.web.local_postgresql.HERE.ensure", say=True)
         host.write("/srv/ca.pem", CA)
         host.write("/srv/db.key", once.rsa_key(2))
         host.write("/srv/db.crt", certificates.made(NAME, key=2, signer=9))
@@ -126,98 +159,81 @@ def web():
 
 
 def test_a_database_is_verified_by_its_name(web):
-    assert web.ask("healthy")
+    web.await_health()
     assert web.environment("concourse-web")["CONCOURSE_POSTGRES_SSLMODE"] == "verify-full"
     assert web.sql("SELECT count(*) > 0 FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) "
                    "WHERE ssl AND usename = 'web'") == "t"  # fmt: skip
     assert web.apply() is False, "a second run changes nothing"
-    # By its address it is no server of that certificate's, which is then not asked for.
-    web.apply({**GOOD, "host": "127.0.0.1"})
-    assert web.environment("concourse-web")["CONCOURSE_POSTGRES_SSLMODE"] == "verify-ca"
-    assert web.ask("healthy")
+
+
+def test_metrics_are_served_on_the_machine_alone(web):
+    assert "concourse_" in web.get("http://127.0.0.1:9391/metrics")
+    assert web.script("ss -Hltn 'sport = :9391'").split()[3] == "127.0.0.1:9391"
+    web.apply(**WANTED)  # a port that no other user can take
+    assert "concourse_" in web.get("http://127.0.0.1:391/metrics")
+    assert web.script("ss -Hltn 'sport = :9391'") == ""
+
+
+def test_local_users_log_in(web):
+    web.apply(**WANTED)
+    assert web.login("ann", USER)
+    assert web.sh("HOME=/root /srv/fly -t ann workers --json").strip() in ("[]", "null")
+    assert not web.login("ann", "password of bob")
 
 
 def test_other_credentials_are_used_at_once(web):
-    web.apply()
+    web.apply(**WANTED)
     web.sql(f"ALTER ROLE web PASSWORD '{PASSWORDS[1]}'")
     before = web.main_pid("concourse-web")
-    assert web.apply({**GOOD, "password": PASSWORDS[1]}) is True
+    web.database = {**GOOD, "password": PASSWORDS[1]}
+    assert web.apply(**WANTED) is True
     assert web.main_pid("concourse-web") != before
-    assert web.ask("healthy")
-    assert web.ask("lost_database") == ""
-    web.sql(f"ALTER ROLE web PASSWORD '{PASSWORDS[0]}'")
+    web.await_health()
 
 
 def test_a_database_that_goes_away_is_named_and_comes_back(web):
-    web.apply()
+    others = {"settings": main_team("admin"), "metrics_port": 0}
+    web.apply(**WANTED)
     web.script("systemctl stop 'postgresql@*'")
     gone = f"{NAME}:5432 (connection refused)"
     assert web.ask("lost_database") == gone
     began = time.monotonic()
     # What a hook does meanwhile does not wait for it.
-    assert web.apply(settings=main_team("admin")) is True
+    assert web.apply(**others) is True
     assert web.ask("lost_database") == gone
     assert time.monotonic() - began < 45
     web.script("systemctl start postgresql@$(ls /etc/postgresql | grep -E '^[0-9]+$')-main")
     web.await_health()
-    web.apply(
-        settings=main_team("admin")
-    )  # a web that was started anew is told of its workers' keys
-    assert web.apply(settings=main_team("admin")) is False
-
-
-def test_a_host_that_is_down_is_passed_over(web):
-    web.apply({**GOOD, "host": "127.0.0.9", "others": ["127.0.0.1"]})
-    assert web.ask("healthy")
-    assert web.ask("lost_database") == ""
-
-
-def test_metrics_are_served_on_the_machine_alone(web):
-    web.apply()
-    assert "concourse_" in web.get("http://127.0.0.1:9391/metrics")
-    assert web.script("ss -Hltn 'sport = :9391'").split()[3] == "127.0.0.1:9391"
-    web.apply(metrics_port=391)  # which no other user can take
-    assert "concourse_" in web.get("http://127.0.0.1:391/metrics")
-    web.apply(metrics_port=0)
-    assert web.script("ss -Hltn 'sport = :9391'") == ""
-
-
-def test_local_users_log_in(web):
-    web.apply(users=[["ann", USER], ["bob", "password of bob"]], settings=main_team("ann"))
-    assert web.login("ann", USER)
-    assert web.sh("HOME=/root /srv/fly -t ann workers --json").strip() in ("[]", "null")
-    assert not web.login("ann", "password of bob")
-    web.apply()
+    web.apply(**others)  # a web that was started anew is told of its workers' keys
+    assert web.apply(**others) is False
+    # And it is the web that was asked for meanwhile.
+    assert web.script("ss -Hltn 'sport = :391'") == ""
     assert not web.login("ann", USER)
     assert web.login("admin", ADMIN)
 
 
-def certificate(days):
-    pem = certificates.made("127.0.0.1", key=1, signer=9, days=days)
-    return {"type": "tls", "chain": pem, "key": once.rsa_key(1)}
+def test_a_host_that_is_down_is_passed_over(web):
+    web.apply({**web.database, "host": "127.0.0.9", "others": ["127.0.0.1"]})
+    web.await_health()
+    # By its address it is no server of that certificate's, which is then not asked for.
+    assert web.environment("concourse-web")["CONCOURSE_POSTGRES_SSLMODE"] == "verify-ca"
 
 
 def test_https_with_a_certificate_that_is_renewed(web):
-    url = "https://127.0.0.1:8443"
-    web.apply(tls=certificate(5), url=url, tls_port=8443)
-    assert '"version"' in web.get(f"{url}/api/v1/info")
+    web.apply(tls=certificate(5), **HTTPS)
+    assert '"version"' in web.get(f"{HTTPS['url']}/api/v1/info")
     assert web.ask("certificate_end")[1] is False
     assert web.ask("certificate_end")[0]
     before = web.main_pid("concourse-web")
-    assert web.apply(tls=certificate(5), url=url, tls_port=8443) is False
-    assert web.apply(tls=certificate(50), url=url, tls_port=8443) is True
+    assert web.apply(tls=certificate(5), **HTTPS) is False
+    assert web.apply(tls=certificate(50), **HTTPS) is True
     assert web.main_pid("concourse-web") != before
-    assert '"version"' in web.get(f"{url}/api/v1/info")
+    assert '"version"' in web.get(f"{HTTPS['url']}/api/v1/info")
     assert web.ask("certificate_end") == ["", False]
-    web.apply()
-    assert web.sh("ls /etc/concourse/keys | grep tls; true") == ""
-    assert '"version"' in web.get("http://127.0.0.1:8080/api/v1/info")
 
 
-@pytest.mark.parametrize("tls", [False, True])
-def test_another_user_on_webs_port_is_sent_nothing(web, tls):
-    given = {"tls": certificate(50), "url": "https://127.0.0.1:8443", "tls_port": 8443}
-    web.apply(**given if tls else {})
+def test_another_user_on_webs_port_is_sent_nothing(web):
+    web.apply(tls=certificate(50), **HTTPS)
     assert web.script(NAMES) == "{}\n", "web itself is told the password"
     web.write("/srv/thief.py", THIEF)
     web.script("systemctl stop concourse-web")
@@ -229,16 +245,6 @@ def test_another_user_on_webs_port_is_sent_nothing(web, tls):
     until(lambda: web.script("cat /srv/stolen").count("\n") == 2)
     assert web.script("cat /srv/stolen") == "listens\nb''\n"
     assert said == "port 8080 of 127.0.0.1 is another program's, not web's\n"
-    web.script("rm /srv/stolen; systemctl reset-failed thief 2>&- || true")
-    web.apply()
-
-
-def main_team(*names):
-    return {"type": "web settings", "main_team": names}
-
-
-def key(new="", old=""):
-    return {"type": "keys", "new": new, "old": old}
 
 
 @pytest.mark.skipif(not REAL, reason="the stand-in encrypts nothing: GPUCI_CONCOURSE_TARBALL")
@@ -269,17 +275,20 @@ def test_what_the_database_holds_is_encrypted_anew_and_decrypted(web):
 
 
 def test_no_secret_shows(web):
-    variables = [["oidc-client-secret", OIDC], ["vault-ca-cert", f"{OIDC[::-1]}\n"]]
-    settings = {"type": "web settings", "variables": variables}
-    everything = {"users": [["ann", USER]], "settings": settings, "encryption": key(KEYS[0])}
-    url = "https://127.0.0.1:8443"
-    web.apply(tls=certificate(50), url=url, tls_port=8443, **everything)
+    web.apply(tls=certificate(50), **HTTPS)
     assert web.environment("concourse-web")["CONCOURSE_OIDC_CLIENT_SECRET"] == OIDC
-    hidden = [PASSWORDS[0], USER, OIDC, OIDC[::-1], KEYS[0], once.rsa_key(1), ADMIN]
+    hidden = [*PASSWORDS, USER, OIDC, OIDC[::-1], KEYS[0], once.rsa_key(1), ADMIN]
     assert leaks(web.script, hidden) == []
     # The search does find what is there to be found.
     web.script("cat >/var/log/told; chmod 644 /var/log/told; cp /var/log/told /srv/told", OIDC)
     assert set(leaks(web.script, hidden)) == {"log /var/log/told", "file /srv/told"}
     web.script("rm /var/log/told /srv/told")
+
+
+def test_it_goes_back_to_plain_http_and_leaves_nothing(web):
+    web.apply()
+    assert web.sh("ls /etc/concourse/keys | grep tls; true") == ""
+    assert '"version"' in web.get(f"{URL}/api/v1/info")
+    assert web.script(NAMES) == "{}\n"
     web.call("ci.concourse.web.web.remove", say=False)
     assert web.sh("ls -A /etc/concourse 2>&-; true") == ""

@@ -16,6 +16,8 @@ import tempfile
 import pytest
 
 from tests.fakes import aptrepo, nvidiapackages
+from tests.functional.apt_machine import ALONE
+from tests.functional.forked_calls import Calls
 from tests.functional.selftest_machine import carried
 from tests.lab import archive, outfit
 from tests.lab.juju.agent import SHARED
@@ -33,28 +35,32 @@ UBUNTU_DRIVERS = "#!/bin/sh\n# Stands in for ubuntu-drivers.\n" + "".join(
     f"linux-modules-nvidia-{branch}-generic)'\n"
     for branch in (nvidiapackages.BRANCH, BRANCH)
 )
-CALL = """
-import datetime, json, sys
+# One Python makes all calls of a boot, each in a child of its own.
+CALLS = """
+import datetime
 from actions import driver_upgrade as action
 from gpu_agent.gpu.vendors.nvidia import driver_state
 from ci.concourse.worker.drainable import Worker
 from lifecycle.drain import Drainer
+from lifecycle.records import Records
 from lifecycle.driver_upgrade import steps as walk
+from lifecycle.driver_upgrade.machine import Machine
 from gpu_agent.gpu.vendors import detect
 from host import nvidia_driver as driver
 from machine import packages
 from gpu_agent.availability import quarantine
 from plan.model import DriverPlan
-from gpu_selftest import results, run, service, settings
+from gpu_selftest import results, run, settings
 from gpu_selftest.check import Check, Level, Outcome
-given, said = json.load(sys.stdin), []
+from tests.functional.forked_calls import serve
+bad, said = [], []
 CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
 def look():  # by the library of the driver that is there now
     found = detect.detect()
     return f"{found.state.value} {found.driver}"
 def follow(name, seconds, progress):
     kept, text = settings.read(), look()
-    good = text.startswith("ready ") and text.split()[-1] not in given["bad"]
+    good = text.startswith("ready ") and text.split()[-1] not in bad
     outcome = Outcome.PASSED if good else Outcome.FAILED
     found = tuple(CHECK.result(outcome, text, gpu=gpu.uuid) for gpu in kept.gpus)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -63,19 +69,23 @@ def follow(name, seconds, progress):
     )
     run.conclude(kept, report)
     return report
-service.start, service.follow = lambda level: results.new_run(), follow
-request = action.Request("worker/0", branch=given["branch"])
-drainer = Drainer(Worker())
-try:
-    value = eval(given["code"])
-except (action.UpgradeError, packages.PackageError) as error:
-    value = {"error": str(error), **getattr(error, "results", {})}
-seen = driver_state.look()
-print(json.dumps({
-    "value": value, "said": said, "branch": seen.branch, "version": seen.version,
-    "loaded": seen.loaded, "look": look(),
-    "out": [entry.check for entry in quarantine.read()], "note": walk.said(),
-}))
+machine = Machine(start=lambda level: results.new_run(), follow=follow)
+drainer = Drainer(Worker(), Records.here())
+def answer(given):
+    global request
+    bad.extend(given["bad"])
+    request = action.Request("worker/0", branch=given["branch"])
+    try:
+        value = eval(given["code"], globals())
+    except (action.UpgradeError, packages.PackageError) as error:
+        value = {"error": str(error), **getattr(error, "results", {})}
+    seen = driver_state.look()
+    return {
+        "value": value, "said": said, "branch": seen.branch, "version": seen.version,
+        "loaded": seen.loaded, "look": look(),
+        "out": [entry.check for entry in quarantine.read()], "note": walk.said(),
+    }
+serve(answer)
 """
 BEGIN = "driver.ensure(DriverPlan(), said.append)"
 # A self-test that needs a runc starts only if there is one.
@@ -100,24 +110,26 @@ pytestmark = [
 class Metal:
     def __init__(self, machine):
         self.machine = machine
+        path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
+        self._calls = Calls(machine, path, "-c", CALLS)
+
+    def close(self):
+        self._calls.close()
 
     def sh(self, script):
-        return self.machine.run(["/bin/bash", "-e"], stdin=script).stdout
+        return self.machine.enter("/bin/bash", "-e", stdin=script, timeout=180).stdout
 
     def call(self, code, branch="", bad=()):
-        paths = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
-        python = ["/usr/bin/env", paths, "/usr/bin/python3", "-B", "-c", CALL]
-        given = json.dumps({"code": code, "branch": branch, "bad": [*bad]})
-        return json.loads(self.machine.run(python, stdin=given, timeout=300).stdout)
+        return self._calls.ask({"code": code, "branch": branch, "bad": [*bad]})
 
     def preview(self, **more):
-        return self.call("action.preview(request)", **more)["value"]
+        return self.call("action.preview(request, machine)", **more)["value"]
 
     def upgrade(self, **more):
-        return self.call("action.upgrade(request, drainer, said.append)", **more)
+        return self.call("action.upgrade(request, drainer, said.append, machine)", **more)
 
     def settle(self, **more):
-        return self.call("walk.settle(drainer, said.append)", **more)
+        return self.call("walk.Upgrade(drainer, machine).settle(said.append)", **more)
 
     def packages(self):
         """Name, version and state of all of NVIDIA's, holds among them."""
@@ -163,16 +175,17 @@ def metal():
         aptrepo.publish(distribution, key)
         try:
             binds = {SHARED: shared, "/srv/repo": ROOT, "/srv/packages": carried(folder / "venv")}
-            metal = Metal(park.up("upgrade", binds_ro=binds))
-            outfit.fit(metal.machine, {"gpus": 2, "bare": True}, shared)
-            metal.sh("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/quick")
-            assert metal.call(BEGIN)["loaded"] == OLD
-            metal.call(SETTINGS)
-            fill(distribution, NEW, folder / "built")
-            with of_branch(BRANCH, OTHER):
-                fill(distribution, OTHER, folder / "built")
-            aptrepo.publish(distribution, key)
-            yield metal
+            machine = park.up("upgrade", binds_ro=binds)
+            with contextlib.closing(Metal(machine)) as metal:
+                outfit.fit(metal.machine, {"gpus": 2, "bare": True}, shared)
+                metal.sh(f"{ALONE}\necho force-unsafe-io >/etc/dpkg/dpkg.cfg.d/quick")
+                assert metal.call(BEGIN)["loaded"] == OLD
+                metal.call(SETTINGS)
+                fill(distribution, NEW, folder / "built")
+                with of_branch(BRANCH, OTHER):
+                    fill(distribution, OTHER, folder / "built")
+                aptrepo.publish(distribution, key)
+                yield metal
         finally:
             park.destroy()
 

@@ -6,6 +6,7 @@ The limit of mappings is the kernel's as a whole, so that the machine has a file
 persistence daemon is a shell script, started by Ubuntu's own unit.
 """
 
+import contextlib
 import json
 import pathlib
 import subprocess
@@ -14,6 +15,7 @@ import tempfile
 import pytest
 
 from tests.functional.apt_machine import NEEDS, SITE_PACKAGES
+from tests.functional.forked_calls import Calls
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -48,27 +50,30 @@ Type=exec
 ExecStart=/usr/bin/nvidia-persistenced --user nvidia-persistenced {IDLE} --verbose
 """
 INSTALL = "[Install]\nWantedBy=multi-user.target\n"
-CALL = """
-import json, logging, pathlib, sys
+CALLS = """
+import logging, pathlib
 from host import kernel_settings as settings
+from tests.functional.forked_calls import serve
 settings._PARAMETERS = pathlib.Path("/root/params")
 logging.basicConfig(level=logging.WARNING)
-print(json.dumps([getattr(settings, sys.argv[1])(*map(json.loads, sys.argv[2:]))]))
+serve(lambda asked: getattr(settings, asked[0])(*asked[1:]))
 """
 
 
 class Host:
     def __init__(self, machine):
         self.machine = machine
+        path = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
+        self._calls = Calls(machine, path, "-c", CALLS)
+
+    def close(self):
+        self._calls.close()
 
     def sh(self, script, check=True):
         return self.machine.enter("/bin/sh", stdin=script, check=check).stdout
 
     def call(self, name, *arguments):
-        path = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
-        python = ["/usr/bin/env", path, "/usr/bin/python3", "-B", "-c", CALL, name]
-        said = self.machine.enter(*python, *map(json.dumps, arguments)).stdout
-        return json.loads(said)[0]
+        return self._calls.ask([name, *arguments])
 
     def ensure(self, nvidia=True):
         return self.call("ensure", nvidia)
@@ -105,9 +110,10 @@ def booted():
         park = Park(pathlib.Path(folder))
         try:
             binds = {"/srv/repo": ROOT, "/srv/packages": SITE_PACKAGES}
-            host = Host(park.up("settings", binds_ro=binds))
-            host.sh(PREPARE)
-            yield host
+            machine = park.up("settings", binds_ro=binds)
+            with contextlib.closing(Host(machine)) as host:
+                host.sh(PREPARE)
+                yield host
         finally:
             park.destroy()
 

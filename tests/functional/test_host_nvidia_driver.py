@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """NVIDIA's driver from a signed archive, by a machine's real apt, dpkg, modprobe and systemd."""
 
+import contextlib
 import os
 import pathlib
 import shutil
@@ -55,7 +56,9 @@ def machine():
         packages = pathlib.Path(tenacity.__file__).parents[1]
         binds = {"/srv/repo": driver_machine.ROOT, "/srv/archive": made, "/srv/packages": packages}
         try:
-            yield driver_machine.DriverMachine(park.up("driver", binds_ro=binds))
+            machine = park.up("driver", binds_ro=binds)
+            with contextlib.closing(driver_machine.DriverMachine(machine)) as host:
+                yield host
         finally:
             park.destroy()
 

@@ -5,7 +5,7 @@
 In order: what a test leaves, the next one starts from.
 """
 
-import json
+import contextlib
 import os
 import pathlib
 import shutil
@@ -16,6 +16,7 @@ import pytest
 
 from tests.fakes import aptrepo, forger
 from tests.functional.apt_machine import ALONE
+from tests.functional.forked_calls import Calls
 from tests.lab.park import Park
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -38,25 +39,28 @@ PACKAGES = {
 }
 VERSIONS = ("1.17.8-1", "1.19.1-1", "1.20.0-1", "1.21.0-1")
 SOURCE = f"/etc/apt/sources.list.d/gpu-ci-{TOOLKIT}.sources"
-PYTHONPATH = "PYTHONPATH=/srv/repo/src:/srv/repo/lib:/srv/packages"
+PYTHONPATH = "/srv/repo/src:/srv/repo/lib:/srv/repo:/srv/packages"
 MIRROR = "http://127.0.0.1:8080"
-CALL = """
-import json, sys
-from host import nvidia_toolkit as toolkit
+# One Python makes all calls, each in a child of its own.
+CALLS = """
+from host.nvidia_toolkit import NvidiaToolkit
 from machine import download, packages, process
 from plan.model import ToolkitPlan
-asked = json.load(sys.stdin)
-toolkit.FINGERPRINT = asked["fingerprint"]
-download._ATTEMPTS = 1
+from tests.functional.forked_calls import serve
+once = download.Bounds(size=256 << 10, attempts=1)
 commands, said, run = [], [], process.run
 process.run = lambda argv, **more: commands.append(argv[0]) or run(argv, **more)
-arguments = [ToolkitPlan(**asked["plan"]), *asked["more"], said.append] if asked["plan"] else []
-answer = {"error": "", "passes": False, "result": None}
-try:
-    answer["result"] = getattr(toolkit, asked["name"])(*arguments)
-except packages.PackageError as error:
-    answer.update(error=str(error), passes=error.passes)
-print(json.dumps({**answer, "commands": commands, "said": said}, default=vars))
+def answer(asked):
+    toolkit = NvidiaToolkit(bounds=once, fingerprint=asked["fingerprint"])
+    plan = asked["plan"]
+    arguments = [ToolkitPlan(**plan), *asked["more"], said.append] if plan else []
+    told = {"error": "", "passes": False, "result": None}
+    try:
+        told["result"] = getattr(toolkit, asked["name"])(*arguments)
+    except packages.PackageError as error:
+        told.update(error=str(error), passes=error.passes)
+    return {**told, "commands": commands, "said": said}
+serve(answer, plain=vars)
 """
 UNTIL_SERVED = """
 until /usr/bin/python3 -c 'import socket; socket.create_connection(("127.0.0.1", 8080))' 2>&1
@@ -102,14 +106,17 @@ class Host:
     def __init__(self, machine, fingerprint):
         self.machine, self.fingerprint = machine, fingerprint
         self.settled = ""  # how it is before each refusal
+        self._calls = Calls(machine, PYTHONPATH, "-c", CALLS)
+
+    def close(self):
+        self._calls.close()
 
     def sh(self, script):
-        return self.machine.run(["/bin/sh"], stdin=script).stdout
+        return self.machine.enter("/bin/sh", stdin=script, timeout=180).stdout
 
     def call(self, name, plan=None, *more):
         asked = {"name": name, "plan": plan, "more": more, "fingerprint": self.fingerprint}
-        python = ["/usr/bin/env", PYTHONPATH, "/usr/bin/python3", "-c", CALL]
-        return json.loads(self.machine.run(python, stdin=json.dumps(asked)).stdout)
+        return self._calls.ask(asked)
 
     def found(self):
         """Version, whether it is ours, the one before the trial, the bad ones."""
@@ -161,15 +168,16 @@ def host(folder, mirror):
     packages = pathlib.Path(ops.__file__).parents[1]
     binds = {"/srv/repo": ROOT, "/srv/packages": packages, "/srv/mirror": mirror.folder}
     try:
-        host = Host(park.up("toolkit", binds_ro=binds), mirror.key.fingerprint)
-        host.sh(
-            f"{ALONE}; echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test; "
-            "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*; apt-get -qq update"
-        )
-        # Folders that stay are no difference.
-        host.sh("mkdir -p /var/lib/gpu-ci /etc/apt/keyrings")
-        host.serve(up=True)
-        yield host
+        machine = park.up("toolkit", binds_ro=binds)
+        with contextlib.closing(Host(machine, mirror.key.fingerprint)) as host:
+            host.sh(
+                f"{ALONE}\necho force-unsafe-io >/etc/dpkg/dpkg.cfg.d/test; "
+                "rm -rf /etc/apt/sources.list /etc/apt/sources.list.d/*; apt-get -qq update"
+            )
+            # Folders that stay are no difference.
+            host.sh("mkdir -p /var/lib/gpu-ci /etc/apt/keyrings")
+            host.serve(up=True)
+            yield host
     finally:
         park.destroy()
 
@@ -383,7 +391,7 @@ def test_release_gives_up_all_but_the_packages_which_go_with_the_unit(host, befo
     answer = host.call("release")
     assert (answer["result"], answer["commands"]) == (False, [])
     code = "from machine import packages; print(packages.remove_installed())"
-    host.sh(f"{PYTHONPATH} python3 -c '{code}'")
+    host.sh(f"PYTHONPATH={PYTHONPATH} python3 -B -c '{code}'")
     assert host.sh(LOOK_WELL) == before
 
 

@@ -83,7 +83,7 @@ def server(monkeypatch, tmp_path):
         monkeypatch.setattr(web, "uses_local_database", lambda: False)
         monkeypatch.setattr(web, "database_settings", lambda: settings)
         monkeypatch.setattr(service, "setting", lambda _, name: settings.get(name))
-        monkeypatch.setattr(web_health, "healthy", lambda: False)
+        monkeypatch.setattr(web_health, "healthy", lambda _: False)
         yield server
         server.over.set()
         server.shutdown()

@@ -66,46 +66,40 @@ def action(unit, action, **params):
 READY = {"status": "active", "text": "Web and worker ready"}
 
 
-def test_hooks_of_a_second_unit_change_nothing_on_the_machine(play):
+def test_a_second_unit_changes_nothing_and_a_web_that_comes_back_finds_its_pipelines(play):
     other = [
         *(hook("web/0", name, "all") for name in ("install", "start", "stop", "remove")),
         *(hook("worker/0", name, "worker") for name in ("install", "config_changed")),
         action("worker/0", "remove-local-database", confirm="concourse"),
         *(hook("worker/0", name) for name in ("update_status", "stop", "remove")),
     ]
-    first, _, before, *said, after, row, _, left = play(
-        hook("ci/0", "install", "all"), WRITE, ALL, *other, ALL, READ, hook("ci/0", "remove"), LEFT
-    )
+    back = [
+        hook("ci/0", "config_changed", "worker"),
+        {"sh": "ls /etc/concourse/web.env /etc/systemd/system/concourse-web.service"},
+        READ,
+        action("ci/0", "remove-local-database", confirm="concurse"),
+        hook("ci/0", "config_changed", "all"),
+        READ,
+        action("ci/0", "remove-local-database", confirm="concourse"),
+        hook("ci/0", "config_changed", "worker"),
+        action("ci/0", "remove-local-database", confirm="concourse"),
+        READ,
+        hook("ci/0", "remove"),
+        LEFT,
+    ]
+    first, _, before, *told = play(hook("ci/0", "install", "all"), WRITE, ALL, *other, ALL, *back)
+    said, after = told[: len(other)], told[len(other)]
     assert first == READY
     assert after == before
     assert "concourse-web.service" in before
-    assert row == "mine\n"
-    assert left == ""
     texts = [step.get("failed", step.get("text")) for step in said]
     taken = "This machine belongs to ci/0 of model ci: "
     assert [text[: len(taken)] for text in texts] == [taken] * len(other)
 
-
-def test_a_web_that_comes_back_finds_its_pipelines_again(play):
-    (first, _, worker, gone, row, wrong, again, same, refused, _, removed, dropped, _, left) = (
-        play(
-            hook("ci/0", "install", "all"),
-            WRITE,
-            hook("ci/0", "config_changed", "worker"),
-            {"sh": "ls /etc/concourse/web.env /etc/systemd/system/concourse-web.service"},
-            READ,
-            action("ci/0", "remove-local-database", confirm="concurse"),
-            hook("ci/0", "config_changed", "all"),
-            READ,
-            action("ci/0", "remove-local-database", confirm="concourse"),
-            hook("ci/0", "config_changed", "worker"),
-            action("ci/0", "remove-local-database", confirm="concourse"),
-            READ,
-            hook("ci/0", "remove"),
-            LEFT,
-        )
-    )
-    assert first == again == READY
+    worker, gone, row, wrong, again, same, refused, _, removed, dropped, _, left = told[
+        len(other) + 1 :
+    ]
+    assert again == READY
     assert worker["status"] == "waiting"
     assert gone == ""
     assert row == same == "mine\n"

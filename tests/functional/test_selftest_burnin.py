@@ -33,16 +33,18 @@ settings.write(settings.Settings("worker/0", gpus=gpus, files=install.installed(
 """
 RUN = """
 import json, pathlib, sys
-from gpu_selftest import gpu_reservation as reserve, settings
+from gpu_selftest import settings
 from gpu_selftest.burnin import level as burnin
-from gpu_selftest.compute import environment
+from gpu_selftest.check import Request
 from gpu_selftest.compute import work
+from gpu_selftest.compute.environment import Environment
+from gpu_selftest.compute.equipment import Equipment
 work.PROGRAM = pathlib.Path("/srv/load.py")
-here = environment.Environment(pathlib.Path("/srv/env"), "key")
-environment.ensure = lambda *_: here
+equipment = Equipment(pytorch=lambda *_: Environment(pathlib.Path("/srv/env"), "key"))
 kept = settings.read()
 say = lambda line: print(line, file=sys.stderr, flush=True)
-found = burnin.run(kept, kept.gpus, 1, "cuda", say, "20261121T170000Z-1a2b")
+request = Request("20261121T170000Z-1a2b", minutes=1)
+found = burnin.run(kept, kept.gpus, request, say, equipment)
 first = kept.gpus[0].uuid
 print(json.dumps([[one.gpu == first, one.check, one.outcome.value, one.text] for one in found]))
 """

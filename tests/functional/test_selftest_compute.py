@@ -16,12 +16,14 @@ import sys
 import pytest
 
 from gpu_selftest.check import Outcome
-from gpu_selftest.compute import answers, baseline, environment, work
+from gpu_selftest.compute import answers, environment, work
 from gpu_selftest.compute import level as compute
 from gpu_selftest.compute.environment import Environment
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.compute.measurements import ON_CPU
 from gpu_selftest.compute.work import WorkFailedError
 from gpu_selftest.settings import Settings
+from gpu_selftest.starvation_clock import Pulse
 from tests.fakes import FAKEGPU
 from tests.functional.containerd_worker import NEEDS, UUIDS, worker_in_a_namespace
 from tests.functional.lease_site import Site
@@ -34,26 +36,19 @@ HOME = ROOT / ".venv-selftest"
 
 @pytest.fixture(scope="module")
 def made() -> Environment:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(environment, "ROOT", HOME)
-        return environment.ensure("", "", "worker", lambda text: None)
+    return environment.ensure("", "", "worker", lambda text: None, HOME)
 
 
-@pytest.fixture
-def home(made, monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "ROOT", HOME)
-    monkeypatch.setattr(baseline, "PATH", tmp_path / "good.json")
-
-
-def test_an_environment_is_made_once(made, home):
+def test_an_environment_is_made_once(made):
     told = []
-    assert environment.ensure("", "", "worker", told.append) == made
+    assert environment.ensure("", "", "worker", told.append, HOME) == made
     assert told == []
 
 
-def test_all_checks_pass_on_the_cpu_and_say_that_they_prove_no_gpu(home):
+def test_all_checks_pass_on_the_cpu_and_say_that_they_prove_no_gpu(made, tmp_path):
     told = []
-    found = compute.run(Settings(unit="worker/0"), (), "cpu", told.append)
+    equipment = Equipment(home=tmp_path, pytorch=lambda *_: made)
+    found = compute.run(Settings(unit="worker/0"), (), "cpu", told.append, equipment)
     assert [one.check for one in found] == [check.id for check in compute.CHECKS]
     outcomes = {one.check: one.outcome for one in found}
     container = outcomes.pop("container")
@@ -63,12 +58,12 @@ def test_all_checks_pass_on_the_cpu_and_say_that_they_prove_no_gpu(home):
     rates = [one for one in found if one.check.startswith(("matrix-rate", "copy", "host", "peer"))]
     assert all(one.value > 0 and one.unit in ("TFLOPS", "GB/s") for one in rates)
     assert any("matrix products" in text for text in told)
-    assert not baseline.PATH.exists()
+    assert not [*tmp_path.iterdir()]
 
 
 def test_without_a_gpu_the_work_fails_in_pytorchs_words(made):
     with pytest.raises(WorkFailedError, match=r"NVIDIA|CUDA"):
-        work.ask(made, "results", "cuda", ["GPU-none"], timeout=120)
+        work.ask(made, "results", "cuda", ["GPU-none"], timeout=120, clock=Pulse())
 
 
 # Runs inside the environment: the workload's own functions, with a fault put in.
@@ -229,13 +224,15 @@ def test_code_for_other_gpus_is_told_apart(made):
 RUN = """
 import dataclasses, json, pathlib, sys
 from gpu_agent.gpu.vendors import detect
-from gpu_selftest.compute import baseline
 from gpu_selftest.compute import level as compute
 from gpu_selftest.compute import environment
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.settings import Settings
-environment.ROOT = pathlib.Path(sys.argv[1])
+home = pathlib.Path(sys.argv[1])
+equipment = Equipment(pytorch=lambda *asked: environment.ensure(*asked, home))
 gpus = detect.detect().gpus
-found = compute.run(Settings("worker/0", gpus=gpus), gpus, sys.argv[2], lambda text: None)
+settings = Settings("worker/0", gpus=gpus)
+found = compute.run(settings, gpus, sys.argv[2], lambda text: None, equipment)
 print(json.dumps([dataclasses.asdict(one) for one in found], default=lambda enum: enum.value))
 """
 

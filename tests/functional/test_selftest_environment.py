@@ -19,16 +19,19 @@ PYTHON = sys.version_info[:2]
 
 
 @pytest.fixture
-def root(monkeypatch, tmp_path):
-    monkeypatch.setattr(environment, "ROOT", tmp_path / "selftest")
+def root(tmp_path):
     return tmp_path / "selftest"
 
 
-def ensure(archive, told=lambda text: None):
-    return environment.ensure("12.4", archive, "worker", told)
+@pytest.fixture
+def ensure(root):
+    def ensure(archive, told=lambda text: None):
+        return environment.ensure("12.4", archive, "worker", told, root)
+
+    return ensure
 
 
-def test_an_environment_from_wheels_is_made_once_and_the_one_before_goes(root, tmp_path):
+def test_an_environment_from_wheels_is_made_once_and_the_one_before_goes(ensure, root, tmp_path):
     told = []
     first = ensure(as_tar(tmp_path / "a.tar.gz", tiny()), told.append)
     assert told[0] == "Making a virtual environment for PyTorch"
@@ -52,14 +55,14 @@ def test_an_environment_from_wheels_is_made_once_and_the_one_before_goes(root, t
     assert [path.name for path in root.iterdir()] == [second.folder.name]
 
 
-def test_packages_that_do_not_load_are_no_environment(root, tmp_path):
+def test_packages_that_do_not_load_are_no_environment(ensure, root, tmp_path):
     members = tiny(torch="raise OSError('libgomp.so.1 is missing')")
     with pytest.raises(UnavailableError, match="PyTorch can't be installed: OSError: libgomp"):
         ensure(as_tar(tmp_path / "a.tar", members, "w"))
     assert [*root.iterdir()] == []
 
 
-def test_a_missing_wheel_is_named_with_the_way_to_make_the_archive(root, tmp_path):
+def test_a_missing_wheel_is_named_with_the_way_to_make_the_archive(ensure, root, tmp_path):
     with pytest.raises(UnavailableError) as error:
         ensure(as_tar(tmp_path / "a.tgz", tiny()[1:]))
     text = str(error.value)
@@ -70,12 +73,12 @@ def test_a_missing_wheel_is_named_with_the_way_to_make_the_archive(root, tmp_pat
     assert "`juju attach-resource worker selftest-wheels=wheels.tar.gz`" in text
 
 
-def test_an_archive_that_is_gone_is_told(root, tmp_path):
+def test_an_archive_that_is_gone_is_told(ensure, root, tmp_path):
     with pytest.raises(UnavailableError, match=r"can.t be read: .*gone"):
         ensure(str(tmp_path / "gone"))
 
 
-def test_an_empty_archive_counts_as_none(root, tmp_path, monkeypatch):
+def test_an_empty_archive_counts_as_none(ensure, root, tmp_path, monkeypatch):
     monkeypatch.setattr(environment, "_SPARE_GIB", 1 << 30)
     empty = tmp_path / "empty"
     empty.touch()
@@ -83,7 +86,7 @@ def test_an_empty_archive_counts_as_none(root, tmp_path, monkeypatch):
         ensure(str(empty))
 
 
-def test_without_room_on_the_disk_nothing_is_begun(root, monkeypatch):
+def test_without_room_on_the_disk_nothing_is_begun(ensure, root, monkeypatch):
     monkeypatch.setattr(environment, "_SPARE_GIB", 1 << 30)
     told = []
     with pytest.raises(UnavailableError, match="GiB free: free some space there"):

@@ -24,11 +24,13 @@ from tests.functional.isolation_machine import Machine
 from tests.functional.isolation_sabotages import (
     ALL,
     ALLOCATION,
+    AS_OTHERS,
     NVIDIA_DOORS,
     OPEN_RUNC,
     SABOTAGES,
     WITH_THE_REAL_RUNTIME,
     at_once,
+    changing_runc,
 )
 from tests.functional.lease_site import Site, alive
 
@@ -46,13 +48,23 @@ def started():
     with worker_in_a_namespace() as worker:
         worker.charm(0, 1)
         worker.start()
-        yield Machine(worker)
+        machine = Machine(worker)
+        machine.make()
+        machine.keep()
+        yield machine
 
 
 @pytest.fixture
 def machine(started):
-    started.make()
+    started.restore()
     return started
+
+
+@pytest.fixture
+def cards(machine):
+    """The same for a test that changes its GPUs."""
+    yield machine
+    machine.make()
 
 
 @pytest.fixture
@@ -68,10 +80,8 @@ def checks(results, *outcomes):
     return {one["check"] for one in results.values() if one["outcome"] in outcomes}
 
 
-def test_a_healthy_worker_passes_in_time_and_nothing_is_left(machine):
-    began = time.monotonic()
+def test_a_healthy_worker_passes_and_nothing_is_left(machine):
     results = machine.test()
-    assert time.monotonic() - began < 60
     assert checks(results, "passed") == ALL, results
     assert checks(results, "failed", "warning", "skipped", "not-run") == set()
     assert machine.leftovers() == []
@@ -97,7 +107,7 @@ def test_a_machine_without_a_ci_system_passes_by_its_own_runc(machine):
 @pytest.mark.parametrize(
     ("sabotages", "red", "not_run"),
     [
-        *at_once(SABOTAGES, alone=SOAK),
+        *at_once([*SABOTAGES, *(AS_OTHERS if SOAK else ())], alone=SOAK),
         *(
             pytest.param([one], red, not_run, id=one.__name__, marks=REAL_RUNTIME_ONLY)
             for one, red, not_run in WITH_THE_REAL_RUNTIME
@@ -120,19 +130,13 @@ def test_a_sabotage_turns_its_own_checks_red(machine, sabotages, red, not_run):
     assert machine.leftovers() == []
 
 
-# Whose containers are in no user namespace, and may make every device's node.
-MAKES_NODES = """#!/usr/bin/python3
-import json, os, sys
-if "create" in sys.argv:
-    path = sys.argv[sys.argv.index("--bundle") + 1] + "/config.json"
-    config = json.load(open(path))
-    linux = config["linux"]
-    linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "user"]
-    del linux["uidMappings"], linux["gidMappings"]
-    linux["resources"]["devices"].append({"allow": True, "access": "m"})
-    json.dump(config, open(path, "w"))
-os.execv("/usr/sbin/runc", ["/usr/sbin/runc", *sys.argv[1:]])
-"""
+# A runc whose containers are in no user namespace, and may make every device's node.
+MAKES_NODES = changing_runc("""
+linux = config["linux"]
+linux["namespaces"] = [one for one in linux["namespaces"] if one["type"] != "user"]
+del linux["uidMappings"], linux["gidMappings"]
+linux["resources"]["devices"].append({"allow": True, "access": "m"})
+""")
 
 
 def test_in_a_container_the_user_namespace_keeps_tasks_from_other_gpus(machine):
@@ -150,12 +154,10 @@ def test_in_a_container_the_user_namespace_keeps_tasks_from_other_gpus(machine):
 
 def test_a_step_that_counts_as_over_while_it_sleeps_is_a_failure(machine):
     """As where it is not seen to be in its container: its GPU would go to the next task."""
-    began = time.monotonic()
     results = machine.test("unseen")
     assert checks(results, "failed") == {"reclaim"}, results
     assert results["reclaim"]["text"].startswith("a running task counts as ended")
     assert results["reclaim"]["remedy"]
-    assert time.monotonic() - began < 60
     assert machine.leftovers() == []
 
 
@@ -305,24 +307,24 @@ def test_shared_gpus_are_taken_alone_too(machine, site):
     assert machine.leftovers() == []
 
 
-def test_each_mig_device_is_a_lease_of_its_own(machine):
-    machine.command(FAKEGPU, "mig", "0", "2")
-    machine.apply()
-    results = machine.test()
+def test_each_mig_device_is_a_lease_of_its_own(cards):
+    cards.command(FAKEGPU, "mig", "0", "2")
+    cards.apply()
+    results = cards.test()
     assert checks(results, "passed") == ALL, results
 
 
-@pytest.mark.parametrize("vendor", ["amd", "intel"])
-def test_other_makers_gpus_are_tested_without_nvidias_doors(machine, vendor):
-    machine.make("--vendor", vendor, "--count", "2")
-    results = machine.test()
+@pytest.mark.parametrize("vendor", ["amd", "intel"] if SOAK else ["amd"])
+def test_other_makers_gpus_are_tested_without_nvidias_doors(cards, vendor):
+    cards.make("--vendor", vendor, "--count", "2")
+    results = cards.test()
     assert checks(results, "skipped") == NVIDIA_DOORS
     assert checks(results, "passed") == ALL - NVIDIA_DOORS, results
 
 
-def test_a_gpu_without_its_node_fails_its_lease_alone(machine):
-    machine.path("/dev/nvidia1").unlink()
-    results = machine.test()
+def test_a_gpu_without_its_node_fails_its_lease_alone(cards):
+    cards.path("/dev/nvidia1").unlink()
+    results = cards.test()
     assert results["lease", 0]["outcome"] == "passed"
     assert results["lease", 1]["outcome"] == "failed"
     assert "/dev/nvidia1" in results["lease", 1]["text"]
@@ -334,11 +336,7 @@ def test_nvml_in_the_container_has_to_list_the_lease_alone(machine):
     """With the simulated driver's state in it, NVML lists all GPUs, whatever nodes there are."""
     mount = '{"destination": "/var/lib/fake-gpu", "source": "/var/lib/fake-gpu", '
     mount += '"type": "bind", "options": ["bind"]}'
-    line = f'config["mounts"].append(json.loads({mount!r}))'
-    script = OPEN_RUNC.replace(
-        'config["linux"]["resources"]["devices"].append({"allow": True, "access": "rwm"})', line
-    )
-    assert line in script
+    script = changing_runc(f'config["mounts"].append(json.loads({mount!r}))')
     machine.put("/opt/concourse/current/bin/runc", script)
     results = machine.test()
     assert checks(results, "failed") == {"lease"}

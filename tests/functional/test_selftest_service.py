@@ -304,7 +304,7 @@ def test_checks_of_the_ci_system_run_from_the_copy_that_the_test_runs_from(insta
 
 
 def test_boot_without_a_verdict_is_known(installed):
-    tested = "from gpu_selftest import last_pass; print(last_pass.is_tested())"
+    tested = "from gpu_selftest.last_pass import Records; print(Records().is_tested())"
     installed.sh(f"{LAUNCHER} --level quick", check=False)
     assert installed.run(tested) == "True\n"
     settings = installed.machine.read("/etc/gpu-ci/selftest.json")

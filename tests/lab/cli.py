@@ -17,7 +17,6 @@ WRONG_USE = 2
 INTERRUPTED = 130
 
 BARE = "workers' machines have GPUs, but no driver and no toolkit: the charm installs these"
-TO = "ids of existing machines for the first units"
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -75,7 +74,6 @@ def add_model_commands(add: Adder) -> None:
     it.add_argument("--config", action="append", default=[], metavar="KEY=VALUE")
     it.add_argument("--resource", action="append", default=[], metavar="NAME=PATH")
     it.add_argument("-n", "--units", type=int, default=1, metavar="N", help="how many units")
-    it.add_argument("--to", type=split, default=[], metavar="MACHINE[,...]", help=TO)
     it.add_argument(
         "--gpus", type=int, default=2, metavar="N", help="simulated GPUs of each unit (2)"
     )
@@ -106,9 +104,6 @@ def add_setting_commands(add: Adder) -> None:
     it = add("refresh", model.refresh, "Upgrade an application's charm", "refresh worker")
     it.add_argument("app")
     it.add_argument("charm", nargs="?", help="a .charm file; default: this project's charm")
-    it.add_argument(
-        "--force-units", action="store_true", help="also units with a failed hook, which run again"
-    )
     it = add(
         "attach-resource", model.attach_resource, "Replace a resource file of an application",
         "attach-resource web concourse=./concourse.tgz",
@@ -129,7 +124,6 @@ def add_unit_commands(add: Adder) -> None:
     it = add("add-unit", model.add_unit, "Add units to an application", "add-unit worker")
     it.add_argument("app")
     it.add_argument("-n", "--units", type=int, default=1, metavar="N", help="how many")
-    it.add_argument("--to", type=split, default=[], metavar="MACHINE[,...]", help=TO)
     it = add("remove-unit", model.remove_unit, "Remove units", "remove-unit worker/1")
     it.add_argument("units", nargs="+", metavar="unit")
     it.add_argument("--force", action="store_true", help="without its hooks")
@@ -137,12 +131,6 @@ def add_unit_commands(add: Adder) -> None:
     it.add_argument("unit")
     it.add_argument("action")
     it.add_argument("values", nargs="*", metavar="KEY=VALUE", help="the value is YAML")
-    it.add_argument("--string-args", action="store_true", help="the values are strings")
-    it = add(
-        "cancel-task", model.cancel_task, "Cancel an action; as with Juju, a running one goes on",
-        "cancel-task 4",
-    )  # fmt: skip
-    it.add_argument("tasks", nargs="+", metavar="ID")
     it = add("update-status", model.update_status, "Fire update-status", "update-status worker/0")
     it.add_argument("unit", nargs="?", default="", help="default: all units")
     it = add("resolved", model.resolved, "Run a unit's failed hook again", "resolved worker/0")

@@ -72,8 +72,7 @@ def deploy(args: argparse.Namespace) -> int:
         if wanted.get("bare"):
             config = walk.mirror_options(lab, charm) | config
         lab.model.deploy(
-            charm, args.app, config, resources, args.units, to=args.to, binds=walk.BINDS,
-            outfit=wanted,
+            charm, args.app, config, resources, args.units, binds=walk.BINDS, outfit=wanted,
         )  # fmt: skip
         lab.settle()
     return 0
@@ -147,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     """Run an action and print its results; as with Juju it fails only by a crash."""
     params = pairs(args.values, "parameters")
     with session.changing(lambda line: print(line, flush=True)) as lab:
-        action = lab.model.run_action(args.unit, args.action, params, args.string_args)
+        action = lab.model.run_action(args.unit, args.action, params)
         lab.settle()
         row = lab.store.row("SELECT * FROM action WHERE id = ?", action)
     if not row:
@@ -163,25 +162,12 @@ def run(args: argparse.Namespace) -> int:
     return 1 if status else 0
 
 
-def cancel_task(args: argparse.Namespace) -> int:
-    """Print, as Juju does for a running task, that it can't be cancelled."""
-    lab = session.look()
-    found = lab.store.column("SELECT id FROM action")
-    for task in args.tasks:
-        if task not in found:
-            raise WrongUse(f"task with ID {task!r} not found: have {', '.join(found) or 'none'}")
-    print("The following tasks could not be canceled:", file=sys.stderr)
-    for task in args.tasks:
-        print(f"task: {task}", file=sys.stderr)
-    return 0
-
-
 def add_unit(args: argparse.Namespace) -> int:
     """Add units."""
     if args.units < 1:
         raise WrongUse(f"cannot add {args.units} units: use 1 or more")
     with session.changing(session.Progress()) as lab:
-        print("added " + ", ".join(lab.model.add_units(args.app, args.units, args.to)))
+        print("added " + ", ".join(lab.model.add_units(args.app, args.units)))
         lab.settle()
     return 0
 
@@ -209,7 +195,7 @@ def refresh(args: argparse.Namespace) -> int:
     """Upgrade an application's charm."""
     charm = pathlib.Path(args.charm) if args.charm else walk.pack()
     with session.changing(session.Progress()) as lab:
-        lab.model.refresh(args.app, charm, args.force_units)
+        lab.model.refresh(args.app, charm)
         lab.settle()
     return 0
 

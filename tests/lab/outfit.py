@@ -122,7 +122,8 @@ def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
 
     Args:
         machine: which is up.
-        wanted: {"gpus": how many, "bare": whether without driver and toolkit}, or nothing.
+        wanted: {"gpus": how many, "bare": whether without driver and toolkit, "vendor": another
+            than NVIDIA, whose driver and toolkit the machine then lacks}, or nothing.
         shared: the lab's shared directory, where `prepare` has been, and for a bare machine
             `prepare_bare`.
 
@@ -132,13 +133,14 @@ def fit(machine: Machine, wanted: dict[str, Any], shared: pathlib.Path) -> None:
     there = machine.enter("/usr/bin/test", "-e", ROOTFS, check=False).returncode == 0
     if "gpus" not in wanted or there:
         return
-    bare = bool(wanted.get("bare"))
-    lists = [SILICON] if bare else [SILICON, SOFTWARE]
+    bare, vendor = bool(wanted.get("bare")), wanted.get("vendor", "nvidia")
+    lists = [SILICON] if bare or vendor != "nvidia" else [SILICON, SOFTWARE]
     files = "".join((shared / "outfit" / name).read_text() for name in lists)
     machine.enter("/bin/sh", "-c", INSTALL_FILES, stdin=files)
     if bare:
         machine.run(["/bin/sh"], stdin=archive.MACHINE)
-    fakegpu(machine, "install", "--count", str(wanted["gpus"]), *(["--bare"] if bare else []))
+    options = ("--count", str(wanted["gpus"]), "--vendor", vendor, *(["--bare"] if bare else []))
+    fakegpu(machine, "install", *options)
     machine.enter("/bin/sh", "-c", MAKE_ROOTFS)
 
 

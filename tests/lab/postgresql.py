@@ -77,9 +77,7 @@ def start(park: Park) -> Machine:
 class Postgresql(PlayedApp):
     """Makes a database and its user for each application that asks for one."""
 
-    endpoints: ClassVar = {
-        "database": {"role": "provides", "interface": "postgresql_client", "limit": None}
-    }
+    endpoints: ClassVar = {"database": {"role": "provides", "interface": "postgresql_client"}}
 
     def provision(self, park: Park) -> str:
         """Start PostgreSQL in the unit's machine."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from tests.lab import shellcharm
 from tests.lab.juju.agent import hook_name
+from tests.lab.juju.context import ToolError
 from tests.lab.juju.model import Model
 from tests.lab.juju.played import Hook, PlayedApp
 
@@ -17,14 +18,14 @@ class Recorder(PlayedApp):
     """The shell charm's endpoints, options and actions; its hooks do what a test says."""
 
     endpoints: ClassVar[dict[str, dict[str, Any]]] = {
-        "server": {"role": "provides", "interface": "chat", "limit": None},
-        "client": {"role": "requires", "interface": "chat", "limit": 1},
-        "peers": {"role": "peers", "interface": "shell_peers", "limit": None},
+        "server": {"role": "provides", "interface": "chat"},
+        "client": {"role": "requires", "interface": "chat"},
+        "peers": {"role": "peers", "interface": "shell_peers"},
     }
     options: ClassVar[dict[str, dict[str, Any]]] = shellcharm.CONFIG["options"]
     actions: ClassVar[dict[str, dict[str, Any]]] = shellcharm.ACTIONS
-    # The hooks that each unit has run, and the function for its next update-status.
-    hooks: ClassVar[dict[str, list[str]]] = {}
+    # Each hook that has run, with its unit, and the function for a unit's next update-status.
+    hooks: ClassVar[list[tuple[str, str]]] = []
     script: ClassVar[dict[str, Callable[[Hook], None]]] = {}
 
     def handle(self, hook: Hook, kind: str) -> None:
@@ -33,7 +34,7 @@ class Recorder(PlayedApp):
         remote = event["remote_unit"] or event["remote_app"]
         departing = f"departing {event['departing']}" if event["departing"] else ""
         words = (hook_name(hook.context.store, event), remote, departing)
-        self.hooks.setdefault(unit, []).append(" ".join(word for word in words if word))
+        self.hooks.append((unit, " ".join(word for word in words if word)))
         if kind in ("update-status", "action") and unit in self.script:
             self.script[unit](hook)
 
@@ -45,6 +46,22 @@ def in_hook(model: Model, unit: str, script: Callable[[Hook], None]) -> None:
     del Recorder.script[unit]
 
 
+def said(model: Model, unit: str, command: str) -> str:
+    """Return what a hook command prints in the unit's update-status, or why it is refused."""
+    found: list[str] = []
+
+    def call(hook: Hook) -> None:
+        try:
+            found.append(hook(*command.split()))
+        except ToolError as error:
+            found.append(f"ERROR {error}")
+
+    in_hook(model, unit, call)
+    return found[0]
+
+
 def hooks_since(unit: str) -> list[str]:
-    """The hooks that have run on the unit since this was last asked."""
-    return Recorder.hooks.pop(unit, [])
+    """Return the hooks that have run on the unit since this was last asked."""
+    own = [hook for who, hook in Recorder.hooks if who == unit]
+    Recorder.hooks[:] = [(who, hook) for who, hook in Recorder.hooks if who != unit]
+    return own

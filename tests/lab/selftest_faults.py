@@ -77,10 +77,11 @@ def _of_worker(name: str, inject: str, mend: str, check: str, reason: str, remed
 
 def _changed(name: str, path: str, change: str, check: str, reason: str) -> Fault:
     """A changed file of the charm."""
+    kept = f"{_KEPT}-{check}"
     return _of_worker(
         name,
-        f"cp -a {path} {_KEPT}; {change}",
-        f"mv {_KEPT} {path}",
+        f"cp -a {path} {kept}; {change}",
+        f"mv {kept} {path}",
         check,
         reason,
         "the charm restores it at its next event",

@@ -24,7 +24,7 @@ exit 0
 METADATA = {
     "name": "shell",
     "provides": {"server": {"interface": "chat"}},
-    "requires": {"client": {"interface": "chat", "limit": 1}},
+    "requires": {"client": {"interface": "chat"}},
     "peers": {"peers": {"interface": "shell_peers"}},
     "resources": {"blob": {"type": "file", "filename": "blob.bin"}},
 }
@@ -38,7 +38,10 @@ CONFIG = {
 }
 ACTIONS = {
     "greet": {
-        "params": {"name": {"type": "string", "default": "you"}, "times": {"type": "integer"}},
+        "params": {
+            "name": {"type": "string", "default": "you", "maxLength": 5},
+            "loud": {"type": "boolean"},
+        },
         "additionalProperties": False,
     },
     "break": {},

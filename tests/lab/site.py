@@ -41,6 +41,8 @@ BRIDGE = """
 # Concourse's message while its only worker with those tags reconnects; it may still list it.
 AWAY = "no workers satisfying"
 AWAY_SECONDS = 30
+# Between two looks by fly, which is a program in Python.
+LOOK_SECONDS = 1.0
 # How long a task may take to begin, with its container, beside other tests.
 BEGIN_SECONDS = 180
 # How often a unit hears of a change. Juju's second time costs a hook that finds nothing to do.
@@ -140,14 +142,14 @@ class Site:
             if found:
                 return found[0]
             assert time.monotonic() < deadline, f"{name} does not run: {listed}"
-            time.sleep(0.3)
+            time.sleep(LOOK_SECONDS)
 
     def wait_for_tag(self, tag: str, name: str = "lab-worker-0") -> list[str]:
         """The tags of a worker once this is among them; Concourse hears of them late."""
         deadline = time.monotonic() + 30
         while tag not in (tags := self.tags(name)):
             assert time.monotonic() < deadline, tags
-            time.sleep(0.3)
+            time.sleep(LOOK_SECONDS)
         return tags
 
     def task(self, script: str, *tags: str, params: dict[str, str] | None = None):

@@ -5,7 +5,7 @@
 from tests.lab.juju.agent import JUJU_VERSION
 from tests.lab.juju.store import Row, Store
 
-# Which unit's status an application without one of its own shows; juju core/status/status.go.
+# Which unit's status an application shows; juju core/status/status.go.
 SEVERITY = ("error", "blocked", "maintenance", "waiting", "active", "terminated", "unknown")
 
 
@@ -25,10 +25,8 @@ def workload(unit: Row) -> tuple[str, str]:
 
 def _application(store: Store, app: Row) -> list[str]:
     units = store.rows("SELECT * FROM unit WHERE app = ?", app["name"])
-    status, message = app["status"], app["message"]
-    if status == "unknown" and units:
-        states = [workload(unit) for unit in units]
-        status, message = min(states, key=lambda state: SEVERITY.index(state[0]))
+    states = [workload(unit) for unit in units]
+    status, message = min(states, key=lambda state: SEVERITY.index(state[0]), default=("", ""))
     alive = sum(unit["life"] == "alive" for unit in units)
     scale = str(alive) if alive == len(units) else f"{alive}/{len(units)}"
     charm = "(played)" if app["played"] else store.meta(app["name"])["name"]

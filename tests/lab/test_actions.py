@@ -4,18 +4,8 @@
 
 import json
 
-import pytest
-
 from tests.lab import leases
 from tests.lab.site import READY
-
-
-@pytest.fixture
-def as_deployed(site):
-    """Two unused GPUs; the same again afterwards."""
-    yield site
-    site.gpus("set", "1", "processes=", "memory-used-mib=")
-    assert site.status() == READY
 
 
 def act(site, action, /, unit="worker/0", **params):
@@ -26,8 +16,7 @@ def act(site, action, /, unit="worker/0", **params):
     return json.loads(row["results"]), row["message"]
 
 
-def test_a_gpu_that_others_use_is_kept_from_tasks_until_they_are_gone(as_deployed):
-    site = as_deployed
+def test_a_gpu_that_others_use_is_kept_from_tasks_until_they_are_gone(site):
     tags = site.tags()
     site.gpus("set", "1", "processes=4194303 900")
     external = "Worker ready (GPU: 1x NVIDIA, 1 in use outside CI: GPU 1, self-test passed)"
@@ -39,40 +28,27 @@ def test_a_gpu_that_others_use_is_kept_from_tasks_until_they_are_gone(as_deploye
     done = site.task("true", params={"GPU_COUNT": "2"})
     assert done.returncode != 0
     assert "in use outside CI" in done.stdout
-    site.gpus("set", "1", "processes=", "memory-used-mib=12600")
-    assert site.status() == ("active", external)
-    site.gpus("set", "1", "memory-used-mib=")
+    site.gpus("set", "1", "processes=", "memory-used-mib=")
     assert site.status() == READY
-    assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
+    listed, _ = act(site, "gpu-inventory")
+    assert listed["count"] == "2"
+    assert listed["gpu-1"].startswith("NVIDIA A100-SXM4-80GB, 81920 MiB\n  GPU-")
+    assert listed["gpu-1"].endswith("\n  for tasks")
 
 
-def test_a_gpu_is_released_by_force_alone_while_a_task_uses_it(as_deployed):
-    site = as_deployed
-    running = site.start_task("sleep 500")
-    results, _ = act(site, "gpu-leases")
-    (key,) = [key for key in ("gpu-0", "gpu-1") if results[key].startswith("leased")]
-    assert results[key].endswith("runs: task")
-    assert results["free"] == "1 of 2"
-    _, message = act(site, "gpu-reclaim", gpu=key, reason="hangs")
-    assert "is in use by container" in message
-    results, message = act(site, "gpu-reclaim", gpu=key, reason="it hangs", force="true")
-    assert results["was"].startswith("held by container "), message
-    output, _ = running.communicate(timeout=60)
-    assert running.returncode != 0, output
-    assert act(site, "gpu-leases")[0]["free"] == "2 of 2"
-    assert ": it hangs" in site.sh("cat /var/log/gpu-ci/oci.log")
-
-
-def test_a_refused_and_a_granted_task_are_explained(as_deployed):
-    site = as_deployed
+def test_a_refused_and_a_granted_task_are_explained_and_a_gpu_is_released_by_force(site):
     running = site.start_task("sleep 500")
     seen = json.loads(act(site, "gpu-leases", format="json")[0]["json"])
     (device,) = [one for one in seen["devices"] if one["state"] == "leased"]
+    key = device["key"]
     (holder,) = [one for one in device["containers"] if seen["containers"][one]["in_use"]]
     try:
-        assert site.task("true", params={"GPU_COUNT": "3"}).returncode != 0
+        done = site.task("echo never-seen", params={"GPU_COUNT": "3"})
+        assert done.returncode == 2
+        assert "gpu-ci-worker: too-few-gpus: " in done.stdout
+        assert "\nnever-seen" not in done.stdout
         refused = leases.journal(site)[-1]
-        assert refused["granted"] == []
+        assert (refused["granted"], refused["waited_ms"]) == ([], 0)
         results, message = act(site, "gpu-explain", name=refused["container"])
         assert message == ""
         text = " ".join(results["report"].split())
@@ -82,10 +58,16 @@ def test_a_refused_and_a_granted_task_are_explained(as_deployed):
         text = " ".join(results["report"].split())
         assert "CI step" in text
         assert f"Holds GPU {device['index']} since 20" in text
+        _, message = act(site, "gpu-reclaim", gpu=key, reason="hangs")
+        assert "is in use by container" in message
     finally:
-        params = {"gpu": device["key"], "reason": "it hangs", "force": "true"}
-        assert act(site, "gpu-reclaim", **params)[1] == ""
-        running.communicate(timeout=60)
+        released, message = act(site, "gpu-reclaim", gpu=key, reason="it hangs", force="true")
+        output, _ = running.communicate(timeout=60)
+    assert released["was"].startswith("held by container "), message
+    assert running.returncode != 0, output
+    results, _ = act(site, "gpu-leases")
+    assert results["free"] == "2 of 2"
+    assert ": it hangs" in site.sh("cat /var/log/gpu-ci/oci.log")
     text = " ".join(act(site, "gpu-explain", name=holder)[0]["report"].split())
     assert ": it hangs" in text.partition("Ended by ")[2]
     results, message = act(site, "gpu-explain", name="no-team/no-pipeline/no-job/1")
@@ -93,28 +75,7 @@ def test_a_refused_and_a_granted_task_are_explained(as_deployed):
     assert refused["container"] in results["refused-tasks"]
 
 
-def test_actions_answer_while_an_option_of_another_part_is_wrong(as_deployed):
-    site = as_deployed
-    held, _ = act(site, "gpu-leases")
-    admin, _ = act(site, "get-admin-password", unit="web/0")
-    try:
-        for app in ("web", "worker"):
-            site.configure(app, external_url="ci.example.com")
-            assert site.status(f"{app}/0")[1].startswith(
-                "external-url 'ci.example.com' is not a URL"
-            )
-        now, message = act(site, "gpu-leases")
-        # How long ago a container was used changes meanwhile.
-        assert (now.keys(), message) == (held.keys(), "")
-        assert act(site, "gpu-inventory")[0]["gpu-1"].endswith("\n  for tasks")
-        assert act(site, "get-admin-password", unit="web/0") == (admin, "")
-    finally:
-        for app in ("web", "worker"):
-            site.configure(app, reset=("external-url",))
-
-
-def test_lost_keys_of_web_are_replaced_by_the_action_alone(as_deployed):
-    site = as_deployed
+def test_lost_keys_of_web_are_replaced_by_the_action_alone(site):
     before, _ = act(site, "get-admin-password", unit="web/0")
     for table, column in (("secret_revision", "secret"), ("secret", "id")):
         sql = f"DELETE FROM {table} WHERE {column} IN (SELECT id FROM secret WHERE owner = 'web')"

@@ -3,11 +3,13 @@
 """A unit of the layout before lib/machine and lib/gpu_agent is refreshed to this one, and back.
 
 Jobs run meanwhile, and one waits for its GPU in each version's own processes. Nothing is lost
-either way; two refreshes later nothing of the old layout is left.
+either way; two refreshes later nothing of the old layout is left. `make soak` runs it; a refresh
+under a job, and back, is in test_restart.py.
 """
 
 import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -22,6 +24,9 @@ from tests.lab.session import ROOT, Lab, Progress
 from tests.lab.site import Site
 from tests.lab.watching import PATIENCE, Watch
 
+pytestmark = pytest.mark.skipif(
+    "GPUCI_SOAK" not in os.environ, reason="a lab of its own, minutes: make soak"
+)
 # The last commit of the old layout, and what of it a packed charm has.
 OLD = "9c25435"
 FILES = (
@@ -97,7 +102,8 @@ def of_before(packed: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
         zipfile.ZipFile(target, "w") as made,
     ):
         needed = packages(theirs.read("requirements.txt").decode())
-        if missing := needed - packages((ROOT / "requirements.txt").read_text()):
+        locks = ("requirements.txt", "requirements-agent.txt")
+        if missing := needed - packages("".join((ROOT / one).read_text() for one in locks)):
             pytest.skip(f"the packed charm lacks what the old layout needs: {', '.join(missing)}")
         for entry in ours.infolist():
             if entry.filename.startswith(PACKERS):

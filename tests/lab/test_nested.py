@@ -12,10 +12,9 @@ import time
 import pytest
 
 from gpu_runtime import holder_usage as usage
-from tests.lab import nested, walk
+from tests.lab import concourse, nested
 from tests.lab.leases import Tasks, holders, waiting
-from tests.lab.session import Lab, Progress
-from tests.lab.site import READY, Site
+from tests.lab.site import LOOK_SECONDS, READY
 
 # After this long, in seconds, nothing counts as a start any more.
 LONG = usage.STARTING + 5
@@ -24,16 +23,19 @@ LATE = 10
 
 
 @pytest.fixture(scope="module")
-def nested_site(machines_work, tmp_path_factory):
-    """`lab up --nested`."""
+def nested_site(site, tmp_path_factory):
+    """A worker with the release of `lab up --nested`; afterwards with its own again."""
     if why := nested.obstacle():
         pytest.skip(why)
-    lab = Lab(tmp_path_factory.mktemp("nested"), say := Progress())
-    try:
-        walk.up(lab, say, is_nested=True)
-        yield Site(lab)
-    finally:
-        lab.controller.destroy()
+    own, _ = concourse.choose(site.lab)
+    path = nested.release(own, tmp_path_factory.mktemp("nested") / "nested.tgz")
+    site.lab.model.attach_resource("worker", "concourse", path)
+    site.await_status(READY[1])
+    site.worker("lab-worker-0", 60)
+    yield site
+    site.lab.model.attach_resource("worker", "concourse", own)
+    site.await_status(READY[1])
+    site.worker("lab-worker-0", 60)
 
 
 def uptime(site):
@@ -50,9 +52,9 @@ def act(site, name, **params):
 
 def until_state(site, state):
     deadline = time.monotonic() + 150
-    while [one["state"] for one in site.fly.workers()] != [state]:
-        assert time.monotonic() < deadline, site.fly.workers()
-        time.sleep(0.3)
+    while (seen := [one["state"] for one in site.fly.workers()]) != [state]:
+        assert time.monotonic() < deadline, seen
+        time.sleep(LOOK_SECONDS)
 
 
 def receipt(site, container):

@@ -14,9 +14,20 @@ import pytest
 from tests.lab import concourse, mirror
 from tests.lab.builds import Build
 from tests.lab.network import GATEWAY
-from tests.lab.site import PROBE, READY
-from tests.lab.test_drain import BUILD, end_build, release_of, states, succeeded, until_said
+from tests.lab.site import PROBE
+from tests.lab.test_drain import (
+    BEGIN,
+    BUILD,
+    end_build,
+    ready,
+    release_of,
+    states,
+    succeeded,
+    until_said,
+)
 from tests.lab.test_outages import status_of
+
+pytestmark = pytest.mark.usefixtures("untested")
 
 PORT = 8089
 FILE = "v8.3.0/concourse-8.3.0-linux-amd64.tgz"
@@ -29,19 +40,20 @@ echo 8.3.1
 SMALL = "mkdir -p /opt/concourse/.download; mount -t tmpfs -o size=16m none $_"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tarball(site):
-    """What the lab's units have, which they get again."""
+    """What the lab's units have, which they get again once all is over."""
     path, _ = concourse.choose(site.lab)
     yield path
     for app in ("web", "worker"):
         site.lab.model.attach_resource(app, "concourse", path)
-    site.configure("worker", reset=OPTIONS)
+    site.lab.model.set_config("worker", {}, OPTIONS)
+    site.lab.settle()
     # It may drain before.
     site.lab.controller.settle(lambda: states(site) == {"lab-worker-0": "running"}, 180)
     for unit in ("web/0", "worker/0"):
         site.lab.controller.fire(unit, "update-status")
-    assert site.status() == READY
+    assert ready(site)
     assert site.status("web/0") == ("active", "Web ready")
 
 
@@ -104,10 +116,12 @@ def test_a_release_that_does_not_come_leaves_the_one_that_runs(site, tarball, tm
 
         site.sh("umount /opt/concourse/.download")
         site.lab.controller.fire("worker/0", "update-status")
-        site.await_status(READY[1])
+        until_said(site, "worker/0", BEGIN)
     assert release_of(site, "worker/0") != had
     site.worker("lab-worker-0", 60)
     assert site.task(PROBE).returncode == 0
+    # Its next event reads them.
+    site.lab.model.set_config("worker", {}, OPTIONS)
 
 
 def test_a_release_that_finds_no_room_waits_for_it_and_the_build_goes_on(site, tarball, tmp_path):
@@ -128,7 +142,7 @@ def test_a_release_that_finds_no_room_waits_for_it_and_the_build_goes_on(site, t
         until_said(site, "worker/0", "Draining (1 step left, 0m of 2h), then Concourse 8.3.0")
     end_build(site)
     succeeded(running)
-    site.await_status(READY[1])
+    until_said(site, "worker/0", BEGIN)
     assert release_of(site, "worker/0") != had
     site.worker("lab-worker-0", 60)
     assert site.task(PROBE).returncode == 0

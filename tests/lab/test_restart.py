@@ -2,8 +2,14 @@
 # See LICENSE file for licensing details.
 """Steps stand still while the worker's process is restarted, and go on whatever is killed."""
 
-from tests.lab.builds import Build
-from tests.lab.standing import TASK, longest_pause
+import pathlib
+
+import pytest
+
+from tests.lab import leases, standing
+from tests.lab.test_layout_refresh import AGENT, DYING, LOOK, changed
+
+pytestmark = pytest.mark.usefixtures("untested")
 
 CODE = "/var/lib/juju/agents/unit-worker-0/charm"
 RUN = f"PYTHONPATH={CODE}/src:{CODE}/lib:{CODE}/venv /usr/bin/python3 -c"
@@ -39,21 +45,21 @@ systemctl stop gpu-ci-thaw.service
 """
 
 
-def ended_well(site, running):
-    """Return a task's output; if it failed, with the logs of its machine."""
-    output, _ = running.communicate(timeout=90)
+def ended_well(site, build):
+    """Return the task's output; if it failed, with the logs of its machine."""
+    standing.end(site)
     told = "journalctl --no-pager --since -2min; tail -n 20 /var/log/gpu-ci/oci.log; dmesg | tail"
-    assert running.returncode == 0, output + site.sh(f"{told}; true")
-    return output
+    assert build.wait(90) == 0, build.output + site.sh(f"{told}; true")
+    return build.output
 
 
 def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
-    running = site.start_task(TASK, params={"GPU_COUNT": "1"})
+    running = standing.begin(site)
     before = site.sh("systemctl show -P MainPID concourse-worker")
     site.configure(extra_tags="rack-8")
     try:
         output = ended_well(site, running)
-        assert 1.5 < longest_pause(output) < 20
+        assert 1.5 < standing.longest_pause(output) < 20
         assert site.sh("systemctl show -P MainPID concourse-worker") != before
         assert site.sh("systemctl is-active gpu-ci-thaw.service; true") == "inactive\n"
     finally:
@@ -61,18 +67,8 @@ def test_a_step_stands_still_while_the_worker_restarts_for_new_tags(site):
     site.wait_for_tag("gpu-count=2")
 
 
-def test_steps_go_on_though_who_froze_them_was_killed(site):
-    running = site.start_task(TASK, params={"GPU_COUNT": "0"})
-    said = site.sh(KILLED.replace("SECONDS", "2")).split()
-    assert len(said) >= 2, said
-    assert said[-1] == "active", said
-    output = ended_well(site, running)
-    assert 1.5 < longest_pause(output) < 20
-
-
 def test_nobody_gets_into_a_step_that_stands_still_and_it_keeps_its_session_to_come(site):
-    build = Build(site.fly, *site.fly.task(["sh", "-c", TASK], ["gpu"], {"GPU_COUNT": "1"}))
-    build.line("line 1 ")
+    build = standing.begin(site)
     site.sh(KILLED.replace("SECONDS", "600"))
     hijack = (
         "hijack",
@@ -92,17 +88,43 @@ def test_nobody_gets_into_a_step_that_stands_still_and_it_keeps_its_session_to_c
     status, output = site.fly.on_terminal(*hijack)
     assert status == 0, output
     assert "in 1" in output
-    assert build.wait(90) == 0, build.output
-    longest_pause(build.output)
+    standing.longest_pause(ended_well(site, build))
 
 
 def test_a_build_lives_though_the_hook_was_killed_between_the_workers_end_and_its_start(site):
     """systemd starts the worker, web attaches, and the guard lets the step go on."""
-    running = site.start_task(TASK, params={"GPU_COUNT": "1"})
+    running = standing.begin(site)
     before = site.sh("systemctl show -P MainPID concourse-worker")
     said = site.sh(ENDED.replace("SECONDS", "19")).split()
     assert said[-1] == "active", said
     output = ended_well(site, running)
-    assert 1.5 < longest_pause(output) < 25
+    assert 1.5 < standing.longest_pause(output) < 25
     assert site.sh("systemctl show -P MainPID concourse-worker") not in (before, "0\n")
     site.tags()
+
+
+def test_a_task_keeps_its_gpu_though_the_charm_is_refreshed_and_a_hook_of_that_killed(
+    site, tmp_path
+):
+    """To another version, whose first hook dies once the agent has changed, and back."""
+    model, tasks = site.lab.model, leases.Tasks(site)
+    packed = pathlib.Path(model.application("worker")["charm"])
+    dying = changed(packed, tmp_path / packed.name, {AGENT: DYING})
+    log = site.lab.controller.log_path("worker/0")
+    said = len(log.read_text())
+    try:
+        task = tasks.start("stays", GPU_COUNT="1")
+        before = task.process(), task.lease()["since"]
+        for charm in (dying, packed):
+            model.refresh("worker", charm)
+            site.lab.settle()
+            assert site.status()[0] == "active"
+            assert (task.process(), task.lease()["since"]) == before
+            task.answer()
+    finally:
+        tasks.end()
+    assert 'hook "upgrade-charm" failed' in log.read_text()[said:]
+    look = site.sh(f"cat {LOOK}; rm {LOOK} /run/killed").split()
+    # Of the agent's services this unit has the first alone.
+    assert (look[0], look[-1]) == ("active", "0"), look
+    site.worker("lab-worker-0", 60)

@@ -3,6 +3,7 @@
 """The self-test on the packed charm: each fault turns its own check red, and nothing else."""
 
 import collections
+import itertools
 import json
 import os
 
@@ -47,48 +48,84 @@ def gpus(site):
 
 
 @pytest.fixture(scope="module")
-def healthy(site, gpus):
+def well(site, gpus):
+    """The self-test's run on a worker that is well, by level."""
+    return {level: selftest_runs.take(site, gpus, level) for level in ("quick", "isolation")}
+
+
+@pytest.fixture(scope="module")
+def healthy(well):
     """What a worker that is well reports, by level."""
-    seen = {level: selftest_runs.take(site, gpus, level) for level in ("quick", "isolation")}
-    return {level: one.outcomes() for level, one in seen.items()}
+    return {level: seen.outcomes() for level, seen in well.items()}
 
 
-def apart(faults):
-    """The same faults, those of one check as far from each other as can be."""
-    earlier = collections.Counter()
-    turns = []
+def runs(faults):
+    """The faults of each run of the self-test: each check's at most once, in `make soak` one.
+
+    Checks that have many faults take turns with the others, so that the next run but one that
+    prevents checks shows the repairs. A fault that prevents checks is alone.
+    """
+    if SOAK:
+        return [(fault,) for fault in faults]
+    count = collections.Counter(fault.check for fault in faults)
+    most = max(count.values())
+    shared = [[] for _ in range(2 * most)]
+    turns, few = collections.Counter(), 0
     for fault in faults:
-        turns.append(earlier[fault.check])
-        earlier[fault.check] += 1
-    return [fault for _, fault in sorted(zip(turns, faults, strict=True), key=lambda p: p[0])]
+        if fault.check in PREVENT_QUICK:
+            continue
+        if count[fault.check] > 2:
+            shared[2 * turns[fault.check]].append(fault)
+            turns[fault.check] += 1
+        else:
+            shared[2 * (few % most) + 1].append(fault)
+            few += 1
+    alone = [[fault] for fault in faults if fault.check in PREVENT_QUICK]
+    pairs = itertools.zip_longest(shared, alone, fillvalue=[])
+    return [tuple(run) for pair in pairs for run in pair if run]
+
+
+def named(run):
+    return "+".join(fault.name for fault in run)
 
 
 class Mending:
-    """The fault whose repair is still to be proved: by the next fault's run if that shows it.
+    """The faults whose repair is still to be proved: by the next run if that shows it.
 
-    A run with another fault shows all other checks as they are on a worker that is well, unless
-    that fault prevents them.
+    A run with other faults shows all other checks as they are on a worker that is well, unless
+    one of them prevents them.
     """
 
     def __init__(self, site, gpus, healthy):
         self.site, self.gpus, self.healthy = site, gpus, healthy
-        self.last = None
+        self._broken = ()
+        self._unproved = set()
 
-    def before(self, fault):
-        """Shell that repairs the last fault; empty if the repair had to be proved first."""
-        if self.last is None:
-            return ":"
-        if fault.check in (self.last.check, *PREVENT_QUICK):
+    def before(self, run):
+        """Shell that repairs the last run's faults, where their repair is not to be proved first.
+
+        Args:
+            run: the faults of the run that comes.
+        """
+        checks = {fault.check for fault in run}
+        # Where no volume can be made, no GPU comes back.
+        if checks & {*self._unproved, "disk"}:
             self.prove()
-            return ":"
-        return self.last.mend
+        mend = "\n".join(fault.mend for fault in self._broken)
+        self._broken = run
+        if checks.isdisjoint(PREVENT_QUICK):
+            self._unproved.clear()
+        self._unproved |= checks
+        return mend or ":"
 
     def prove(self):
-        """Repair the last fault, and prove it."""
-        last, self.last = self.last, None
-        if last is not None:
-            mended = selftest_runs.take(self.site, self.gpus, before=last.mend)
-            assert mended.outcomes() == self.healthy["quick"], (last.name, mended.why())
+        """Repair the last run's faults, and prove all repairs."""
+        broken, self._broken = self._broken, ()
+        unproved, self._unproved = self._unproved, set()
+        if unproved:
+            mend = "\n".join(fault.mend for fault in broken)
+            mended = selftest_runs.take(self.site, self.gpus, before=mend or ":")
+            assert mended.outcomes() == self.healthy["quick"], (unproved, mended.why())
             assert mended.quarantine == {}
 
 
@@ -110,8 +147,8 @@ def act(site, name, **params):
 @pytest.mark.parametrize(
     ("level", "seconds"), [("quick", QUICK_SECONDS), ("isolation", ISOLATION_SECONDS)]
 )
-def test_a_worker_that_is_well_passes_in_time(site, gpus, level, seconds):
-    seen = selftest_runs.take(site, gpus, level)
+def test_a_worker_that_is_well_passes_in_time(well, level, seconds):
+    seen = well[level]
     # A machine with little disk space, or with fixed limits, gets a warning.
     warned = {key for key, outcome in seen.outcomes().items() if outcome == "warning"}
     assert seen.report["outcome"] == "passed", seen.why()
@@ -123,25 +160,30 @@ def test_a_worker_that_is_well_passes_in_time(site, gpus, level, seconds):
         assert result["proves"], result
 
 
-def level_of(fault):
-    """How much is tested with it; where containers show it too, `make soak` has each look."""
-    return fault.level if SOAK or fault.name in SEEN_BY_CONTAINERS else "quick"
+def level_of(run):
+    """How much is tested; where containers show a fault too, `make soak` has each look."""
+    if SOAK:
+        return run[0].level
+    seen = any(fault.name in SEEN_BY_CONTAINERS for fault in run)
+    return "isolation" if seen else "quick"
 
 
-@pytest.mark.parametrize("fault", apart(FAULTS), ids=lambda fault: fault.name)
-def test_a_fault_turns_its_own_check_red_and_is_mended(mending, fault):
-    level, before = level_of(fault), mending.before(fault)
-    mending.last = fault
+@pytest.mark.parametrize("run", runs(FAULTS), ids=named)
+def test_a_fault_turns_its_own_check_red_and_is_mended(mending, run):
+    level, before = level_of(run), mending.before(run)
     try:
-        inject = f"{before}\n{fault.inject}"
-        seen = selftest_runs.take(mending.site, mending.gpus, level, inject, fault.around)
-        assert_own_check_alone_is_red(seen, mending.healthy[level], fault)
-        condemned = fault.condemns and not fault.warns
-        concerned = (fault.gpus or BOTH) if condemned else ()
-        assert set(seen.quarantine) == set(concerned)
-        for entry in seen.quarantine.values():
+        inject = "\n".join([before, *(fault.inject for fault in run)])
+        around = " ".join(fault.around for fault in run if fault.around)
+        seen = selftest_runs.take(mending.site, mending.gpus, level, inject, around)
+        assert_own_checks_alone_are_red(seen, mending.healthy[level], run)
+        condemning = [fault for fault in run if fault.condemns and not fault.warns]
+        concerned = {gpu for fault in condemning for gpu in fault.gpus or BOTH}
+        assert set(seen.quarantine) == concerned
+        for gpu, entry in seen.quarantine.items():
             assert entry["by"] == "self-test"
-            assert (entry["check"], entry["level"]) == (fault.check, "quick")
+            (fault,) = (one for one in condemning if one.check == entry["check"])
+            assert gpu in (fault.gpus or BOTH)
+            assert entry["level"] == "quick"
             assert entry["reason"].startswith(fault.reason)
             assert fault.remedy in entry["remedy"]
     except BaseException:
@@ -153,28 +195,30 @@ def test_the_last_fault_is_mended_too(mending):
     mending.prove()
 
 
-def assert_own_check_alone_is_red(seen, usual, fault):
-    """Exactly the fault's own results are red; what else changed could not run, and says why."""
-    own = {(fault.check, gpu) for gpu in (fault.gpus or [None])}
+def assert_own_checks_alone_are_red(seen, usual, run):
+    """Exactly the faults' own results are red; what else changed could not run, and says why."""
+    own = {(fault.check, gpu): fault for fault in run for gpu in (fault.gpus or [None])}
+    checks = {fault.check for fault in run}
     outcomes = seen.outcomes()
     red = {key: outcome for key, outcome in outcomes.items() if outcome in RED}
     red = {key: outcome for key, outcome in red.items() if usual.get(key) != outcome}
-    assert red == dict.fromkeys(own, "warning" if fault.warns else "failed"), seen.why()
+    expected = {key: "warning" if fault.warns else "failed" for key, fault in own.items()}
+    assert red == expected, seen.why()
     for key, result in seen.results().items():
         if key in own:
-            assert result["text"].startswith(fault.reason)
-            assert fault.remedy in result["remedy"]
+            assert result["text"].startswith(own[key].reason)
+            assert own[key].remedy in result["remedy"]
         elif result["outcome"] == "not-run":
-            assert result["text"].startswith(f"{fault.check} failed"), result
-            assert result["level"] != "quick" or fault.check in PREVENT_QUICK, result
-        elif key == ("disjoint", None) and fault.gpus:
+            assert result["text"].startswith(tuple(f"{check} failed" for check in checks)), result
+            assert result["level"] != "quick" or checks & {*PREVENT_QUICK}, result
+        elif key == ("disjoint", None) and any(fault.gpus for fault in run):
             # It takes two GPUs that tasks may have.
             assert result["outcome"] == "skipped", result
         else:
             assert result["outcome"] == usual.get(key), result
     # No check is left out silently; one that ran for no GPU says so once.
     for check, gpu in set(usual) - set(outcomes):
-        assert check == fault.check or outcomes.get((check, None)) == "not-run", (check, gpu)
+        assert check in checks or outcomes.get((check, None)) == "not-run", (check, gpu)
 
 
 @pytest.mark.parametrize("names", [[name] for name in HARMLESS] if SOAK else [[*HARMLESS]])
@@ -217,8 +261,9 @@ def as_deployed(site):
     """Two GPUs that are well and in use; the same again afterwards."""
     yield site
     site.machine().run([FAKEGPU, "xid", "clear"])
-    site.sh("rm -f /var/lib/gpu-ci/quarantine/*")
-    act(site, "gpu-selftest", level="quick")
+    out = site.sh("ls /var/lib/gpu-ci/quarantine; rm -f /var/lib/gpu-ci/quarantine/*")
+    if out or site.status() != READY:
+        act(site, "gpu-selftest", level="quick")
     assert site.status() == READY
     site.wait_for_tag("gpu-count=2")
 
@@ -228,7 +273,7 @@ def failures(said):
     return said.partition(", warned")[0]
 
 
-def test_a_sick_gpu_leaves_the_pool_and_a_reboot_brings_it_back_no_sooner(as_deployed):
+def test_a_sick_gpu_leaves_the_pool_until_a_reboot_which_finds_the_other_sick(as_deployed):
     site = as_deployed
     say_xid_79(site, 1)
     results, message = act(site, "gpu-selftest", level="quick")
@@ -244,14 +289,26 @@ def test_a_sick_gpu_leaves_the_pool_and_a_reboot_brings_it_back_no_sooner(as_dep
     assert done.returncode == 0, done.stdout
     assert f"nvidia0 {OPENS}" in done.stdout
     assert "nvidia1 absent" in done.stdout
-    # The log is empty then, so that the boot's own test finds the GPU well again.
-    site.machine().reboot()
-    order = "systemctl show -p ExecMainStartTimestampMonotonic --value "
-    boot, worker = (int(site.sh(order + name)) for name in ("gpu-ci-selftest", "concourse-worker"))
-    assert 0 < boot < worker
-    site.lab.controller.fire("worker/0", "start")
-    assert site.status() == READY
-    site.worker("lab-worker-0", 60)
+    # The log is empty then, so that the boot's own test finds this GPU well again.
+    site.machine().run([FAKEGPU, "set", "0", "remapped-rows-failed=1"])
+    try:
+        site.machine().reboot()
+        boot, worker = (
+            int(site.sh(f"systemctl show -p ExecMainStartTimestampMonotonic --value {name}"))
+            for name in ("gpu-ci-selftest", "concourse-worker")
+        )
+        assert 0 < boot < worker
+        site.worker("lab-worker-0", 60)
+        # No event has come yet: this is the wrapper's word.
+        done = site.task("true", params={"GPU_COUNT": "2"})
+        assert "GPU 0 is quarantined: row remapping failed" in done.stdout
+        site.lab.controller.fire("worker/0", "start")
+        assert site.status()[1].startswith(
+            "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 0 (row remapping failed"
+        )
+        assert "gpu-count>=2" not in site.wait_for_tag("gpu-count=1")
+    finally:
+        site.machine().run([FAKEGPU, "set", "0", "remapped-rows-failed="])
 
 
 def say_xid_79(site, number):
@@ -266,24 +323,6 @@ def assert_gpu_1_is_out(site):
     assert message.startswith("Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 (Xid 79")
     tags = site.wait_for_tag("gpu-count=1")
     assert "gpu-count>=2" not in tags
-
-
-def test_at_boot_a_sick_gpu_is_out_before_the_worker_takes_jobs(as_deployed):
-    site = as_deployed
-    site.gpus("set", "1", "remapped-rows-failed=1")
-    try:
-        site.machine().reboot()
-        site.worker("lab-worker-0", 60)
-        # No event has come yet: this is the wrapper's word.
-        done = site.task("true", params={"GPU_COUNT": "2"})
-        assert "is quarantined: row remapping failed" in done.stdout
-        site.lab.controller.fire("worker/0", "start")
-        assert site.status()[1].startswith(
-            "Worker ready (GPU: 1x NVIDIA, 1 quarantined: GPU 1 (row remapping failed"
-        )
-        assert "gpu-count>=2" not in site.wait_for_tag("gpu-count=1")
-    finally:
-        site.gpus("set", "1", "remapped-rows-failed=")
 
 
 def test_without_a_gpu_left_the_unit_says_what_to_do_and_tasks_are_refused(as_deployed):
@@ -316,7 +355,7 @@ def test_a_driver_that_fits_no_more_takes_all_gpus_out_until_it_is_mended(as_dep
         assert "is quarantined: driver and library differ" in done.stdout
     finally:
         site.machine().run([FAKEGPU, "nvml-fault", "none"])
-    assert act(site, "gpu-selftest")[0]["verdict"] == "passed"
+    assert act(site, "gpu-selftest", level="quick")[0]["verdict"] == "passed"
     assert site.status() == READY
 
 

@@ -31,28 +31,53 @@ printf '[Service]\\nLimitMEMLOCK=1M\\nLimitNOFILE=4321\\nLimitNPROC=8765\\n' >{D
 systemctl daemon-reload
 """
 CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
+FOLDERS = """
+install -d -m 755 /srv/datasets /srv/datasets/set
+install -d -m 700 /srv/cache
+install -d -m 1777 /srv/cache/uv
+echo 42 >/srv/datasets/set/answer
+ln -sfn /etc/machine-id /srv/datasets/out
+ln -sfn /etc /srv/aside
+"""
+WITHOUT = "rm -rf /srv/datasets /srv/cache /srv/aside"
+MOUNTS = "/srv/datasets, /srv/cache/uv:/root/.cache/uv:rw"
+HOSTILE = "/srv/datasets\n/etc"
+# A link leads to the container's own files, of which that is none.
+USES = """
+cat /srv/datasets/set/answer
+touch /srv/datasets/set/mine 2>&1 | grep -o 'Read-only file system'
+cat /root/.cache/uv/left 2>&- || echo nothing left
+date >/root/.cache/uv/left
+cat /srv/datasets/out 2>&- || echo leads nowhere
+ls -d /srv/cache /srv/cache/uv 2>&1 | grep -c 'No such file'
+"""
 
 
-@pytest.fixture
-def worker_with_all(site, monkeypatch):
-    """A worker with every option that its steps see; as before afterwards."""
+@pytest.fixture(scope="module")
+def worker_with_all(site):
+    """A worker with every option that its steps see, and no trace of folders afterwards."""
     shown = site.sh("systemctl show -p LimitMEMLOCK,LimitNOFILE,LimitNPROC concourse-worker")
     assert {*shown.split()} == {
         *("LimitMEMLOCK=infinity", "LimitNOFILE=1048576", "LimitNPROC=infinity"),
     }
     site.sh(LIMITED)
-    for name, value in PROXIES.items():
-        monkeypatch.setitem(agent.PROXIES, name, value)
-    site.configure(
-        worker_settings="dns-server=10.9.8.7, dns-server=10.9.8.6, mtu=1400",
-        worker_ca_certificates=certificates.ca(),
-    )
-    assert site.status() == READY
-    site.tags()
-    yield site
-    monkeypatch.undo()
+    site.sh(FOLDERS)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in PROXIES.items():
+            patch.setitem(agent.PROXIES, name, value)
+        site.configure(
+            worker_settings="dns-server=10.9.8.7, dns-server=10.9.8.6, mtu=1400",
+            worker_ca_certificates=certificates.ca(),
+            task_mounts=MOUNTS,
+        )
+        assert site.status() == READY
+        site.tags()
+        yield site
     site.sh(f"rm -r {DROP_IN}; systemctl daemon-reload")
-    site.configure(reset=("worker-settings", "worker-ca-certificates"))
+    site.configure(reset=("worker-settings", "worker-ca-certificates", "task-mounts"))
+    site.sh(WITHOUT)
+    assert site.sh("ls /etc/gpu-ci/folders.json 2>&-; true") == ""
+    assert site.status() == READY
     site.tags()
 
 
@@ -79,20 +104,24 @@ def test_a_step_sees_the_network_the_proxies_the_cas_and_the_limits(worker_with_
     assert wanted <= {*lines}, done.stdout
     assert {f"memory/memory.limit_in_bytes {256 << 20}", f"memory.max {256 << 20}"} & {*lines}
     assert {"cpu/cpu.shares 512", "cpu.weight 20"} & {*lines}, done.stdout
-    trusts(site, certificates.ca().splitlines()[-2:])
 
 
-def trusts(site, last_lines):
-    """A get has the operator's CA last in its trusted ones."""
+def test_a_get_has_the_operators_ca_last_and_no_folder(worker_with_all):
+    site = worker_with_all
+    before = {*site.sh(f"ls {BUNDLES}").split()}
     done = site.fly.get(["gpu"])
     assert done.returncode == 0, done.stdout
+    handles = {*site.sh(f"ls {BUNDLES}").split()} - before
+    assert handles, "there was no container"
+    files = " ".join(f"{BUNDLES}/{handle}/config.json" for handle in handles)
+    assert site.sh(f"grep -l /srv/datasets {files}; true") == ""
     said = done.stdout
     if concourse.is_real():  # its mock shows no file, but has a shell
         look = ("--", "tail", "-n", "2", CERTIFICATES)
         job = ("hijack", "-j", "lab-get/get", "-s", "thing", "--step-type", "get")
         status, said = site.fly.on_terminal(*job, *look)
         assert status == 0, said
-    assert all(line in said for line in last_lines), said
+    assert all(line in said for line in certificates.ca().splitlines()[-2:]), said
 
 
 @pytest.mark.skipif(not concourse.is_real(), reason="the stand-in counts no containers")
@@ -109,116 +138,52 @@ def test_no_step_begins_that_would_have_one_container_too_many(site):
     assert "max containers reached" in first.output + second.stdout
 
 
-FOLDERS = """
-install -d -m 755 /srv/datasets /srv/datasets/set
-install -d -m 700 /srv/cache
-install -d -m 1777 /srv/cache/uv
-echo 42 >/srv/datasets/set/answer
-ln -sfn /etc/machine-id /srv/datasets/out
-ln -sfn /etc /srv/aside
-"""
-WITHOUT = "rm -rf /srv/datasets /srv/cache /srv/aside"
-MOUNTS = "/srv/datasets, /srv/cache/uv:/root/.cache/uv:rw"
-# A link leads to the container's own files, of which that is none.
-USES = """
-cat /srv/datasets/set/answer
-touch /srv/datasets/set/mine 2>&1 | grep -o 'Read-only file system'
-cat /root/.cache/uv/left 2>&- || echo nothing left
-date >/root/.cache/uv/left
-cat /srv/datasets/out 2>&- || echo leads nowhere
-ls -d /srv/cache /srv/cache/uv 2>&1 | grep -c 'No such file'
-"""
-
-
-@pytest.fixture(scope="module")
-def folders(site):
-    """A worker whose tasks get two folders; none of it is left afterwards."""
-    site.sh(FOLDERS)
-    site.configure(task_mounts=MOUNTS)
-    assert site.status() == READY
-    yield site
-    site.configure(reset=("task-mounts",))
-    site.sh(WITHOUT)
-    assert site.sh("ls /etc/gpu-ci/folders.json 2>&-; true") == ""
-    assert site.status() == READY
-
-
 def said_by(done):
     return done.stdout.replace("\r", "").splitlines()
 
 
-@pytest.mark.parametrize("count", ["0", "1"])
-def test_a_task_reads_a_data_set_and_writes_to_a_cache(folders, count):
-    folders.sh("rm -f /srv/cache/uv/left")
-    first, second = (folders.task(USES, params={"GPU_COUNT": count}) for _ in range(2))
-    assert first.returncode == 0, first.stdout
+def test_a_task_reads_a_data_set_and_writes_to_a_cache(worker_with_all):
+    """The next one, too, which has a GPU."""
+    folders = worker_with_all
+    first, second = (folders.task(USES, params={"GPU_COUNT": count}) for count in "01")
+    assert first.returncode == second.returncode == 0, first.stdout + second.stdout
     for line in ("42", "Read-only file system", "nothing left", "leads nowhere", "2"):
         assert line in said_by(first), first.stdout
+    for line in ("42", "Read-only file system", "leads nowhere", "2"):
+        assert line in said_by(second), second.stdout
     assert "nothing left" not in said_by(second), "the cache of the first task is gone"
     assert folders.sh("cat /etc/machine-id").strip() not in first.stdout
     assert folders.sh("ls /srv/datasets/set") == "answer\n"
 
 
-def test_a_get_has_none_of_them(folders):
-    before = {*folders.sh(f"ls {BUNDLES}").split()}
-    done = folders.fly.get(["gpu"])
-    assert done.returncode == 0, done.stdout
-    handles = {*folders.sh(f"ls {BUNDLES}").split()} - before
-    assert handles, "there was no container"
-    files = " ".join(f"{BUNDLES}/{handle}/config.json" for handle in handles)
-    assert folders.sh(f"grep -l /srv/datasets {files}; true") == ""
+def test_a_folder_whose_way_somebody_could_change_is_refused_until_it_is_mended(worker_with_all):
+    """Then an option that nothing can mount: tasks keep what they had."""
+    folders = worker_with_all
+    why = "parent directory /srv must be root-owned and not group- or world-writable"
+    folders.sh("chmod o+w /srv")
+    done = folders.task("echo begun", params={"GPU_COUNT": "0"})
+    folders.lab.model.update_status("worker/0")
+    folders.lab.settle()
+    said = folders.status()
+    folders.sh("chmod 755 /srv")
+    assert done.returncode
+    assert f"task-mounts folder /srv/datasets on this worker is unusable: {why}" in done.stdout
+    assert "begun" not in said_by(done)
+    assert said[0] == "blocked"
+    assert f"task-mounts is unusable (/srv/datasets: {why}): " in said[1]
 
-
-def test_a_folder_whose_way_somebody_could_change_is_refused_until_it_is_mended(folders):
-    for spoil, mend, why in (
-        ("mv /srv/datasets /srv/away", "mv /srv/away /srv/datasets", "it is missing"),
-        (
-            "mv /srv/datasets /srv/away; ln -s /etc /srv/datasets",
-            "rm /srv/datasets; mv /srv/away /srv/datasets",
-            "it is not a directory but a link or a file",
-        ),
-        (
-            "chmod o+w /srv",
-            "chmod 755 /srv",
-            "parent directory /srv must be root-owned and not group- or world-writable",
-        ),
-    ):
-        folders.sh(spoil)
-        done = folders.task("echo begun", params={"GPU_COUNT": "0"})
-        folders.lab.model.update_status("worker/0")
-        folders.lab.settle()
-        said = folders.status()
-        folders.sh(mend)
-        assert done.returncode
-        assert f"task-mounts folder /srv/datasets on this worker is unusable: {why}" in done.stdout
-        assert "begun" not in said_by(done)
-        assert said[0] == "blocked"
-        assert f"task-mounts is unusable (/srv/datasets: {why}): " in said[1]
-    assert folders.task("true", params={"GPU_COUNT": "0"}).returncode == 0
-
-
-HOSTILE = {
-    "/srv/../etc:/srv/x": "is not a folder",
-    "/etc:/srv/x:rw": "is or contains /etc of the machine",
-    "/srv/datasets:/proc": "would cover /proc in the container",
-    "/srv/$(reboot)": "is not a folder",
-    "/srv/datasets\n/etc": "is not a folder",
-}
-
-
-def test_a_hostile_name_is_refused_and_tasks_keep_what_they_had(folders):
-    for hostile, why in HOSTILE.items():
-        folders.configure(task_mounts=hostile)
-        kind, text = folders.status()
-        assert kind == "blocked", hostile
-        assert text.startswith("task-mounts ")
-        assert why in text
+    folders.configure(task_mounts=HOSTILE)
+    kind, text = folders.status()
+    assert kind == "blocked"
+    assert text.startswith("task-mounts ")
+    assert "is not a folder" in text
     done = folders.task("cat /srv/datasets/set/answer", params={"GPU_COUNT": "0"})
     folders.configure(task_mounts=MOUNTS)
     assert "42" in said_by(done), done.stdout
 
 
-def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(folders):
+def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(worker_with_all):
+    folders = worker_with_all
     config = {
         "platform": "linux", **folders.fly.root, "params": {"GPU_COUNT": "0"},
         "outputs": [{"name": "mine", "path": "/srv/datasets/set"}],
@@ -230,8 +195,9 @@ def test_a_job_that_has_an_output_in_the_place_of_one_is_refused(folders):
 
 
 @pytest.mark.skipif(not concourse.is_real(), reason="the stand-in has one team")
-def test_what_is_one_teams_is_on_its_own_worker(folders):
+def test_what_is_one_teams_is_on_its_own_worker(worker_with_all):
     """As docs/how-to/share-caches.md says: the worker takes that team's steps alone."""
+    folders = worker_with_all
     fly = folders.fly
     set_team = ("set-team", "-n", "team-a", "--local-user=admin", "--non-interactive")
     assert fly.run(*set_team).returncode == 0

@@ -224,7 +224,7 @@ def show_get(lab: Lab, fly: concourse.Fly, say: Progress) -> None:
     seen = look_at_get(lab.park.get("worker-0"))
     print(f"    devices in its container: {', '.join(seen['devices']) or 'none'}")
     print(f"    GPU variables in its container: {', '.join(seen['variables']) or 'none'}")
-    if done.returncode or seen["devices"]:
+    if done.returncode or seen["devices"] or seen["variables"]:
         raise LabError("the get failed, or saw a GPU")
 
 

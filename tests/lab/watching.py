@@ -24,11 +24,7 @@ n=0
 until [ -e {record} ] || [ $n -ge {tries} ]; do sleep 0.05; n=$((n + 1)); done
 [ -e {record} ] && echo "$from $(up)"
 """
-_METRICS = """
-import urllib.request
-with urllib.request.urlopen("http://127.0.0.1:335/metrics", timeout=10) as answer:
-    print(answer.read().decode())
-"""
+_METRICS = "timeout 10 busybox wget -q -O - http://127.0.0.1:335/metrics"
 
 
 class Watch:
@@ -103,8 +99,7 @@ class Watch:
 
     def page(self) -> str:
         """Return the metrics as Prometheus reads them; empty if none are served."""
-        argv = ["/usr/bin/python3", "-c", _METRICS]
-        return self.site.machine().run(argv, check=False).stdout
+        return self.site.machine().enter("/bin/sh", "-c", _METRICS, check=False).stdout
 
     def metric(self, pattern: str) -> list[float]:
         """Return the values of all matching series; none if no metrics are served."""
@@ -145,12 +140,12 @@ class Watch:
 
     def mend(self) -> None:
         """All simulated GPUs are well, nothing is out of use, and the watch knows no history."""
-        for card in (0, 1):
-            self.fake("restore", str(card))
-            self.fake("reset", str(card))
-            self.fake("set", str(card), *(f"{name}=" for name in SETTABLE))
-        self.fake("unhang")
-        self.fake("xid", "clear")
+        well = " ".join(f"{name}=" for name in SETTABLE)
+        changes = [f"{change} {card}" for card in (0, 1) for change in ("restore", "reset")]
+        changes += [f"set {card} {well}" for card in (0, 1)]
+        changes += ["unhang", "xid clear"]
+        script = "\n".join(["set -e", *(f"{FAKEGPU} {change}" for change in changes)])
+        self.site.machine().run(["/bin/sh", "-c", script])
         self.site.sh(f"systemctl stop {SERVICE}; rm -f {QUARANTINE}/*.json")
         self.restart()
 

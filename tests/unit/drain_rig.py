@@ -1,33 +1,69 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The worker's process, as a drain sees it, in the rooms that only note."""
+"""The rooms' worker, clock and waker, as a drain meets them."""
 
-from ci.concourse.restart import running_steps as steps
-from ci.concourse.worker import worker
-from lifecycle import drain, drain_record
+from lifecycle import clock, waker
 
 
-def replace(rooms, monkeypatch):
-    """Have the worker's process, its steps, the clock and the waker be the rooms'."""
+class Clock(clock.Clock):
+    """Tells the boot and the times that the rooms have."""
 
-    def halt():
-        rooms.calls.append("worker.halt")
-        rooms.pid = 0
+    def __init__(self, rooms):
+        self._rooms = rooms
 
-    def land():
-        rooms.calls.append("worker.land")
-        return rooms.pid
+    def boot(self):
+        return self._rooms.boot
 
-    for room, name, answer in (
-        (worker, "main_pid", lambda: rooms.pid),
-        (worker, "is_connected", lambda: rooms.connected),
-        (worker, "has_tag", lambda _tag: False),
-        (worker, "land", land),
-        (worker, "halt", halt),
-        (worker, "take_up", rooms.note("worker.take_up")),
-        (steps, "running", lambda: rooms.steps),
-        (drain_record, "now", lambda: rooms.now),
-        (drain, "_wake", lambda _, pid, seconds: rooms.woken.append((pid, seconds))),
-        (drain, "_let_sleep", lambda: None),
-    ):
-        monkeypatch.setattr(room, name, answer)
+    def since_boot(self):
+        return self._rooms.now
+
+    def now(self):
+        return self._rooms.today
+
+
+class Waker(waker.Waker):
+    """Notes when the charm is to run again."""
+
+    def __init__(self, rooms):
+        self._rooms = rooms
+
+    def wake(self, unit, pid, seconds):
+        self._rooms.woken.append((pid, seconds))
+
+    def sleep(self):
+        pass
+
+
+class Worker:
+    """A worker whose process and steps are the rooms', and whose builds have no names."""
+
+    job = "build"
+
+    def __init__(self, rooms):
+        self._rooms = rooms
+
+    def name(self):
+        return self._rooms.worker_name
+
+    def running(self):
+        return self._rooms.steps
+
+    def builds(self, ids):
+        return {one: self._rooms.builds[one] for one in ids if one in self._rooms.builds}
+
+    def pid(self):
+        return self._rooms.pid
+
+    def is_connected(self):
+        return self._rooms.connected
+
+    def land(self):
+        self._rooms.calls.append("worker.land")
+        return self._rooms.pid
+
+    def halt(self):
+        self._rooms.calls.append("worker.halt")
+        self._rooms.pid = 0
+
+    def resume(self, say):
+        self._rooms.calls.append("worker.take_up")

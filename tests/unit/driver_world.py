@@ -7,24 +7,20 @@ import datetime
 
 from actions import driver_upgrade as action
 from actions.driver_upgrade import Request
-from ci.concourse.worker.drainable import Worker
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine
-from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import results, run, service, settings
 from gpu_selftest.check import Check, Level, Outcome
-from host import nvidia_driver as driver
-from host import nvidia_driver_change as driver_change
 from host.nvidia_driver_change import Choice
 from lifecycle import drain
 from lifecycle.driver_upgrade import gpu_pool as pool
-from lifecycle.driver_upgrade import steps as walk
+from lifecycle.driver_upgrade.steps import Upgrade
 from machine.packages import PackageError
-from tests.unit.situations import GPUS, RUNTIME
+from tests.unit.situations import GPUS, RUNTIME, Rooms
 
 OLD = Choice("580-server", "580.65.06", {"nvidia-utils-580-server": "580.65.06-0ubuntu1"})
 NEW = Choice("580-server", "580.95.05", {"nvidia-utils-580-server": "580.95.05-0ubuntu1"})
@@ -32,7 +28,6 @@ OTHER = Choice("595-server", "595.71.05", {"nvidia-utils-595-server": "595.71.05
 KEPT = settings.Settings("worker/0", gpus=GPUS, runc="/bin/true")
 CHECK = Check("grant", Level.ISOLATION, "each task has its GPU", each_gpu=True)
 REQUEST = Request("worker/0")
-DRAINER = drain.Drainer(Worker())
 REASON = "driver upgrade: from 580.65.06 of 580-server to 580.95.05 of 580-server"
 
 
@@ -43,7 +38,14 @@ class Killed(BaseException):
 class World:
     """A machine with two GPUs and a driver; what it is asked for is noted and done at once.
 
+    It has the calls of lifecycle.driver_upgrade.machine.
+
     Attributes:
+        kept: the self-test's settings; None: tasks get no GPU.
+        gone: the package that the archives no longer have.
+        others: the self-test that runs and that the charm did not start.
+        joins: the same, of one that begins when the modules are loaded.
+        hangs_with: the version of the driver with which a self-test ends without a verdict.
         fails: by version of the driver: what its self-test comes to for each GPU.
         dies_in: the name of the step in which this process is killed.
         set_back: by how much the machine's clock was set back.
@@ -53,9 +55,11 @@ class World:
         self.found = Driver(kernel="6.8.0-60-generic", ours=True)
         self.installed, self.loaded = OLD, OLD.version
         self.offered = {"580-server": NEW, "595-server": OTHER}
-        self.users, self.holds, self.dies_in = (), False, ""
+        self.used_by, self.holds, self.dies_in = (), False, ""
+        self.kept, self.gone, self.hangs_with = KEPT, "", ""
+        self.others = self.joins = ""
         self.install_errors, self.load_errors, self.fails = {}, {}, {}
-        self.report, self.steps, self.outs, self.said = None, [], [], []
+        self.last, self.steps, self.outs, self.said = None, [], [], []
         self.prevented = Outcome.PASSED
         self.set_back = datetime.timedelta()
 
@@ -71,6 +75,18 @@ class World:
         return dataclasses.replace(
             self.found, branch=self.installed.branch, version=version, loaded=self.loaded
         )
+
+    def present(self, _):
+        return self.installed
+
+    def users(self):
+        return self.used_by
+
+    def lost(self, _):
+        return self.gone
+
+    def preview(self, choice):
+        return f"changes: {[*choice.packages]}"
 
     def newest(self, branch, _):
         if branch not in self.offered:
@@ -92,7 +108,7 @@ class World:
         if error := self.load_errors.get(self.installed.version):
             self.loaded = ""
             raise error
-        self.loaded = self.installed.version
+        self.loaded, self.others = self.installed.version, self.joins
         return True
 
     def start(self, level):
@@ -102,19 +118,34 @@ class World:
 
     def follow(self, name, seconds, progress):
         self.do("follow")
+        if self.loaded == self.hangs_with:
+            raise service.SelftestError("The self-test ended without a verdict: out of time")
         progress("Checking the machine and its GPUs")
         self.test(name)
-        return self.report
+        return self.last
+
+    def settings(self):
+        return self.kept
+
+    def report(self):
+        return self.last
+
+    def running(self):
+        return None
+
+    def wait_for_others(self, _):
+        return self.others
 
     def test(self, name="", *, level=Level.ISOLATION):
         """What a self-test of the driver that is loaded does, whoever started it."""
-        outcomes = {gpu.uuid: self.prevented for gpu in GPUS} | self.fails.get(self.loaded, {})
+        outcomes = {gpu.uuid: self.prevented for gpu in self.kept.gpus}
+        outcomes |= self.fails.get(self.loaded, {})
         found = tuple(
             CHECK.result(outcome, f"{outcome.value} with {self.loaded}", gpu=uuid)
             for uuid, outcome in outcomes.items()
         )
         now = datetime.datetime.now(datetime.timezone.utc) - self.set_back
-        self.report = results.Report(
+        self.last = results.Report(
             name or results.new_run(),
             "abc",
             level,
@@ -125,47 +156,34 @@ class World:
             4.2,
             found,
         )
-        run._take_out(KEPT, "cuda", found)
-        run._bring_back(KEPT, self.report)
+        run._take_out(self.kept, "cuda", found)
+        run._bring_back(self.kept, self.last)
 
     def quarantined(self):
         return {entry.uuid: entry.check for entry in quarantine.read()}
 
 
 def make(tmp_path, monkeypatch):
-    """A World in place of the rooms, with its state in a folder."""
+    """A World whose leases, records and quarantines are in a folder."""
     world = World()
+    world.rooms = Rooms(machine_folder=tmp_path)
+    world.drainer = drain.Drainer(world.rooms.concourse.worker, world.rooms.records)
     for name in ("POLICY", "STORE", "EXTERNAL", "LOG"):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(paths, "STATE", tmp_path / "state")
-    monkeypatch.setattr(service, "LOCK", tmp_path / "selftest.lock")
     monkeypatch.setattr(pool, "_POLL", 0)
-    for module, names in (
-        (driver, ("reload",)),
-        (driver_state, ("look",)),
-        (driver_change, ("newest", "install")),
-        (service, ("start", "follow")),
-    ):
-        for name in names:
-            monkeypatch.setattr(module, name, getattr(world, name))
-    monkeypatch.setattr(driver_change, "present", lambda _: world.installed)
-    monkeypatch.setattr(driver_change, "users", lambda: world.users)
-    monkeypatch.setattr(driver_change, "lost", lambda _: "")
-    monkeypatch.setattr(driver_change, "preview", lambda choice: f"changes: {[*choice.packages]}")
-    monkeypatch.setattr(service, "running", lambda: None)
-    monkeypatch.setattr(settings, "read", lambda: KEPT)
-    monkeypatch.setattr(results, "read", lambda *_: world.report)
     return world
 
 
 def upgrade(world, **wish):
-    return action.upgrade(dataclasses.replace(REQUEST, **wish), DRAINER, world.said.append)
+    request = dataclasses.replace(REQUEST, **wish)
+    return action.upgrade(request, world.drainer, world.said.append, world)
 
 
 def settle(world):
-    return walk.settle(DRAINER, world.said.append)
+    return Upgrade(world.drainer, world).settle(world.said.append)
 
 
 def is_done(world, choice):

@@ -3,39 +3,27 @@
 """A web and a worker of this charm, related: what one writes into its databag the other reads.
 
 Hooks come as Juju's do: each change of a unit's data is one relation-changed at the other side.
-Both run on the rooms of one test, which each has for itself while its hook runs.
+Each runs on a machine of its own.
 """
 
-import copy
 import dataclasses
 
-from ops import testing
-
-import charm
-from ci.concourse import rsa_keys as keys
-from ci.concourse import service
-from ci.concourse.worker import keys as worker_keys
-from ci.concourse.worker.keys import ensure, every
-from gpu_agent import paths
-from lifecycle import unit_record as memory
+from ci.concourse.worker.keys import WorkerKeys
 from tests import once
-from tests.unit.situations import database, state, tsa, workers
-
-_FILES = {
-    "worker_key": "PRIVATE",
-    "worker_key.next": "_NEXT",
-    "worker_key.former.pub": "_FORMER",
-}
+from tests.unit.situations import Rooms, database, state, tsa, workers
 
 
 class Side:
-    """One application's only unit, with its rooms."""
+    """One application's only unit, on a machine of its own with its rooms."""
 
-    def __init__(self, name, rooms, begin, endpoint, folder):
-        self.name, self.endpoint, self.folder = name, endpoint, folder / name
-        self.folder.mkdir()
-        self.context = testing.Context(charm.GpuCiWorkerCharm, app_name=name, unit_id=0)
-        self.state, self._rooms, self._own = begin, rooms, copy.deepcopy(vars(rooms))
+    def __init__(self, name, begin, endpoint, folder, new_key):
+        self.name, self.endpoint = name, endpoint
+        folder.mkdir()
+        self.machine = Rooms(machine_folder=folder)
+        self.folder = folder / "keys"
+        self.machine.hand_in(keys=WorkerKeys(self.folder, new_key))
+        self.context = self.machine.context(name)
+        self.state = begin
         self.hooks = 0
 
     def relation(self):
@@ -52,11 +40,12 @@ class Side:
 
     def rooms(self, **changes):
         """Have this unit's rooms be otherwise."""
-        self._own.update(changes)
+        for name, value in changes.items():
+            setattr(self.machine, name, value)
 
     def __getattr__(self, name):
         """What its rooms have."""
-        return self._own[name]
+        return getattr(self.machine, name)
 
     def hears(self, data):
         """The other side's unit has this data: whether that is news, and then the hook for it."""
@@ -71,18 +60,8 @@ class Side:
 
     def run(self, event=None):
         """One hook, update-status if no other is named."""
-        for file, name in _FILES.items():
-            setattr(worker_keys, name, self.folder / file)
-        paths.STATE = self.folder.with_name(f"{self.name}-state")
-        memory._SERVED = paths.STATE / "served-workers.json"
-        mine = vars(self._rooms)
-        mine.clear()
-        mine.update(self._own)
         self.hooks += 1
-        try:
-            self.state = self.context.run(event or self.context.on.update_status(), self.state)
-        finally:
-            self._own = dict(mine)
+        self.state = self.context.run(event or self.context.on.update_status(), self.state)
 
     def action(self, name, **params):
         self.run(self.context.on.action(name, params=params or None))
@@ -92,19 +71,17 @@ class Side:
 class Pair:
     """Web and worker, with real files of keys for the worker."""
 
-    def __init__(self, rooms, monkeypatch, tmp_path):
-        # In their own tests the worker's keys are real ones, in files.
-        made = iter([once.rsa_key(number) for number in (10, 11, 12)])
-        for room, name, answer in (
-            (worker_keys, "ensure", ensure),
-            (worker_keys, "every", every),
-            (keys, "generate_private_key", lambda: next(made)),
-            (service, "ensure_keys_folder", lambda: False),
-        ):
-            monkeypatch.setattr(room, name, answer)
-        self.worker = Side("worker", rooms, state(relations=[tsa()]), "worker-tsa", tmp_path)
-        web = state("web", [database(), workers("")])
-        self.web = Side("web", rooms, web, "web-tsa", tmp_path)
+    def __init__(self, tmp_path):
+        # In their own tests the worker's keys change.
+        made = iter([10, 11, 12])
+
+        def new_key():
+            return once.rsa_key(next(made))
+
+        begin = state(relations=[tsa()])
+        self.worker = Side("worker", begin, "worker-tsa", tmp_path / "worker", new_key)
+        begin = state("web", [database(), workers("")])
+        self.web = Side("web", begin, "web-tsa", tmp_path / "web", new_key)
 
     def settle(self, most=20):
         """Hand each side's data to the other until there is no more news; how many hooks."""

@@ -1,7 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Machines with GPUs of AMD and Intel, as folders."""
+"""Machines with GPUs of AMD and Intel, as folders; and what NVML answers of NVIDIA's."""
 
+import dataclasses
+import os
+import stat
+import types
+
+from gpu_agent.gpu.vendors import detect, registry
+from gpu_agent.gpu.vendors.nvidia import inventory
 from gpu_agent.model.inventory import Inventory
 from tests.fakes import make_dev, make_tree, maker_card
 
@@ -20,6 +27,54 @@ PCI_IDS = """\
 8088  Beijing Wangxun Technology Co., Ltd.
 \t0101  WX1860A2
 """
+
+
+class Dev:
+    """NVIDIA's nodes in /dev with these numbers by path; see gpu_runtime.proc.Files."""
+
+    def __init__(self, numbers):
+        self.numbers = numbers
+
+    def names(self, folder):
+        found = (path.rpartition("/") for path in self.numbers)
+        return [name for there, _, name in found if there == folder]
+
+    def look(self, path):
+        if path not in self.numbers:
+            return None
+        number = os.makedev(*self.numbers[path])
+        return types.SimpleNamespace(st_mode=stat.S_IFCHR, st_rdev=number)
+
+    def read(self, _path):
+        return "0x10de"  # the vendor's id on the bus
+
+
+class Nvml:
+    """Looks for GPUs where NVML says what a test wants it to say.
+
+    Attributes:
+        answer: what it says of NVIDIA's GPUs, or the error that it raises.
+        library: the version of its library.
+        asked: how often it was asked.
+    """
+
+    def __init__(self, answer, library=""):
+        self.answer, self.library = answer, library
+        self.asked = 0
+        nvidia = dataclasses.replace(registry.NVIDIA, look=self._look)
+        self.vendors = nvidia, *registry.ALL[1:]
+
+    def detect(self, root, vendor="auto"):
+        return detect.detect(vendor, root, self.vendors)
+
+    def _look(self, root, *, integrated):
+        return inventory.look(root, self._read, lambda: self.library)
+
+    def _read(self):
+        self.asked += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
 
 def make_place(root, *cards, dev=None, container=False):

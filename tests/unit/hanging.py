@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HANGING = """
 import json, os, pathlib, sys
 from gpu_agent.gpu.kernel import sysfs as kernel
-from gpu_selftest import __main__ as command, results, run, settings, service, watchdog
+from gpu_selftest import __main__ as command, results, settings, watchdog
 from gpu_selftest.check import Level
 
 def hang(kept, request, progress, reached):
@@ -38,12 +38,12 @@ def keep(kept, report):
 
 folder = pathlib.Path(sys.argv[1])
 os.mkfifo(folder / "pipe")
-run.run, run.conclude, os.geteuid = hang, keep, lambda: 0
-settings.read = lambda: settings.Settings("worker/0", runc="/bin/true")
-service.LOCK, results.HOME = folder / "lock", folder / "home"
+kept = folder / "selftest.json"
+settings.write(settings.Settings("worker/0", runc="/bin/true"), kept)
+place = command.Place(kept, folder / "lock", folder / "home", lambda: 0, hang, keep)
 watchdog.LIMITS.update(dict.fromkeys(watchdog.LIMITS, {limit}))
 command.guard()
-sys.exit(command.main(["--level", "{level}"]))
+sys.exit(command.main(["--level", "{level}"], place))
 """
 IN_THE_DRIVER = 'kernel.text(folder / "pipe")'
 ELSEWHERE = '(folder / "pipe").read_text()'

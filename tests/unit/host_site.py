@@ -16,7 +16,7 @@ from ci.concourse.checks import __main__ as concourse_checks
 from ci.concourse.worker import launcher, volumes
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import known_gpus as known
-from gpu_agent.engines import front
+from gpu_agent.engines.front import Front
 from gpu_agent.model.inventory import Gpu, Inventory, State
 from gpu_agent.runtime import install
 from gpu_agent.runtime import nvidia_config as nvidia
@@ -60,12 +60,13 @@ class Room:
 
 
 class Site:
-    """The worker; `inventory`, `machine` and `settings` may be replaced."""
+    """The worker; `inventory`, `machine`, `settings` and `room` may be replaced."""
 
     def __init__(self, root: Path, gpus: tuple[Gpu, ...] = GPUS) -> None:
         self.root = root
         self.inventory = dataclasses.replace(READY, gpus=gpus, vendor=gpus[0].vendor)
         self.machine = MACHINE
+        self.room = Room(200)
         assert self.install()
         view = agent_view.make("worker", has_web=False)
         self.settings = Settings(
@@ -107,12 +108,6 @@ class Site:
             for name in MOVED:
                 patch.setattr(wrapper, name, self.root / str(getattr(wrapper, name)).lstrip("/"))
             patch.setattr(nvidia, "PACKAGED", self.root / "packaged.toml")
-            for name, path in zip(
-                ("HOME", "FRONT", "CONFIG"),
-                (wrapper.ENGINES, self.root / ENGINES_FRONT, wrapper.ENGINES_CONFIG),
-                strict=True,
-            ):
-                patch.setattr(front, name, path)
             patch.setattr(launcher, "PATH", self.root / str(launcher.PATH).lstrip("/"))
             yield
 
@@ -121,7 +116,8 @@ class Site:
         with self._charm():
             done = install.apply(GpuPlan(self.inventory.gpus, RUNTIME, **CONCOURSE))
             done |= launcher.ensure()
-            return front.apply(nvidia_runtime=True) or done
+            engines = Front(self.root / ENGINES_FRONT, wrapper.ENGINES_CONFIG)
+            return engines.apply(nvidia_runtime=True) or done
 
     def installed(self) -> dict[str, str]:
         with self._charm():
@@ -208,7 +204,7 @@ class Site:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(volumes, "prove", self.prove)
             answer = ci_checks.read(ci_checks.as_json(self.concourse()))
-            found = host_checks.run(self.settings, look, answer)
+            found = host_checks.run(self.settings, look, answer, lambda _: self.room)
         return [one for one in found if IS_ROOT or one.check != device_nodes.CHECK.id]
 
 

@@ -2,33 +2,33 @@
 # See LICENSE file for licensing details.
 """The real gpu_runtime.lease_manager, leases, store and usage in a lease_world.
 
-`installed` puts that world's files, processes and clock where those modules have `os`, `open`,
-`time`, `fcntl` and the like. Nothing inside them is replaced: what is explored is what runs on a
-worker.
+They get that world's files, processes and clock. `installed` puts its store where
+gpu_runtime.lease_store has `os`, `fcntl` and the like. Nothing inside them is replaced: what is
+explored is what runs on a worker.
 """
 
 import contextlib
 import errno
-import io
 import json
 import os
+import pathlib
 import re
+import tempfile
 import types
 
 import pytest
 
-from gpu_agent.availability import external_use
 from gpu_runtime import holder_usage as usage
 from gpu_runtime import lease_manager as broker
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime import lease_store as store
-from gpu_runtime import policy, proc, unavailable
+from gpu_runtime import policy
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.policy import Policy
 from gpu_runtime.refusal import Refused
 from gpu_selftest import gpu_reservation as reserve
-from tests.unit.lease_world import SESSION_LIMIT, TICKS, Broken
+from tests.unit.lease_world import SESSION_LIMIT, Broken
 
 # In the model one overtaking is enough: eight would need worlds of ten containers.
 MOST_OVERTAKINGS = 1
@@ -47,20 +47,50 @@ class Looks(BaseException):
 
 
 class Host(usage.Host):
-    """The real one, but that what its look says is told when the call goes on."""
+    """The real one in an environment; what its look says is told when the call goes on."""
+
+    def __init__(self, environment):
+        super().__init__("", environment)
+        self.environment = environment
+
+    def me(self):
+        pid = self.environment.me
+        return pid, self._started(pid) or 0
+
+    def now(self):
+        return self.environment.world.clock + self.environment.slept
+
+    def sleep(self, seconds):
+        if seconds >= 0.1:  # a request that waits; a kill looks much more often
+            raise Parked
+        self.environment.slept += 0.3  # for fewer rounds of patience
+
+    def take_hold(self, pid):
+        return self.environment.process(pid)
 
     def look(self, ending, leased):
         raise Looks(self.mark, [*ending])
 
 
+class Records:
+    """The folders of unavailable GPUs: one for the first, while it is quarantined."""
+
+    def __init__(self, environment):
+        self.environment = environment
+
+    def __iter__(self):
+        return iter([self.environment.quarantine] if self.environment.world.quarantined else [])
+
+
 class Environment:
-    """What the modules see of a world while one call decides in it.
+    """What the modules see of a world while one call decides in it; see gpu_runtime.proc.Files.
 
     Attributes:
         die_at: the side effect, counted from 0, in front of which the call is killed.
         meanwhile: (reads, function of the world): what happens after so many reads of files.
         used: the names of the containers that used their devices when the decision began.
         look: what the decision left that began to look: the mark, and the holders' names.
+        quarantine: a folder with the record of the first GPU.
     """
 
     def __init__(self, world):
@@ -70,6 +100,7 @@ class Environment:
         self.die_at, self.effects = None, 0
         self.meanwhile, self.reads = None, 0
         self.look = None
+        self.quarantine = ""
 
     def effect(self):
         if self.effects == self.die_at:
@@ -80,10 +111,13 @@ class Environment:
         self.reads += 1
         if self.meanwhile and self.reads == self.meanwhile[0]:
             self.meanwhile[1](self.world)
-        text = self._text(path)
-        if text is None:
-            raise FileNotFoundError(errno.ENOENT, "it is not there", path)
-        return text
+        return self._text(path) or ""
+
+    def link(self, path):
+        return self.read(path)
+
+    def lines(self, path):
+        return [line for line in self.read(path).split("\n") if line]
 
     def _text(self, path):
         world = self.world
@@ -124,31 +158,14 @@ class Environment:
         number = f"\t{1 if pid == self.world.pid(own[0], 'init') else 9}" if own else ""
         return f"Name:\tx\nTgid:\t{pid}\nNSpid:\t{pid}{number}\n"
 
-    def open(self, path, mode="r", **_):
-        text = self.read(path)
-        if "b" not in mode:
-            return io.StringIO(text)
-        file = io.BytesIO(text.encode())
-        file.readall = file.read
-        return file
-
-    def listdir(self, path):
+    def names(self, path):
         if path == "/store/containers":
             return [f"{name}.json" for name in self.world.records]
-        if re.fullmatch(r"/proc/\d+/task", path) and self._text(path[: -len("task")] + "stat"):
-            return []
         if path == "/proc":
             return ["self", *map(str, self.world.processes())]
-        if path == "/quarantine":
-            return [f"{name}.json" for name in self.world.quarantined]
         if path.startswith("/b/") and self.exists(path):
             return [*self.world.files(self.world.named(path[3:]))]
-        raise FileNotFoundError(errno.ENOENT, "it is not there", path)
-
-    def stat(self, path):
-        if not self.exists(path):
-            raise FileNotFoundError(errno.ENOENT, "it is not there", path)
-        return types.SimpleNamespace()
+        return []
 
     def exists(self, path):
         if path.startswith("/b/"):
@@ -160,15 +177,11 @@ class Environment:
             return os.path.basename(path)[: -len(".json")] in self.world.records
         return path in ("/store/containers", "/cg/cgroup.procs")
 
-    @contextlib.contextmanager
-    def scandir(self, path):
-        nested = types.SimpleNamespace(path=f"{path}/nested", is_dir=lambda **_: True)
-        yield [] if path.endswith("/nested") else [nested]
+    def folders(self, path):
+        return [] if path.endswith("/nested") else [f"{path}/nested"]
 
     def read_object(self, path):
         name = os.path.basename(path)[: -len(".json")]
-        if path.startswith("/quarantine/"):
-            return {"reason": "Xid 79: the GPU has fallen off the bus", "by": "self-test"}
         found = self.world.table if name == "leases" else self.world.records.get(name)
         if found is None:
             raise FileNotFoundError(errno.ENOENT, "it is not there", path)
@@ -203,55 +216,33 @@ class Environment:
             raise ProcessLookupError(errno.ESRCH, "there is none")
         return types.SimpleNamespace(kill=kill, close=lambda: None)
 
-    def sleep(self, seconds):
-        self.slept += max(seconds, 0.3)  # for fewer rounds of patience
-
-
-def park(_):
-    raise Parked
-
 
 @contextlib.contextmanager
 def installed(environment):
     """Let the real modules run in the environment's world."""
     fake_os = types.SimpleNamespace(
         getpid=lambda: environment.me,
-        listdir=environment.listdir,
-        readlink=environment.read,
-        scandir=environment.scandir,
-        stat=environment.stat,
-        sysconf=lambda _: TICKS,
         open=lambda *_: 0,
         close=lambda _: None,
         path=os.path,
         **dict.fromkeys(("O_RDONLY", "O_DIRECTORY", "O_CLOEXEC"), 0),
     )
-    fake_time = types.SimpleNamespace(
-        CLOCK_BOOTTIME=0,
-        clock_gettime=lambda _: environment.world.clock + environment.slept,
-        sleep=environment.sleep,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(usage, "os", fake_os)
-        patch.setattr(usage, "time", fake_time)
-        patch.setattr(proc, "os", fake_os)
-        patch.setattr(proc, "open", environment.open, raising=False)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        environment.quarantine = folder
+        record = {"reason": "Xid 79: the GPU has fallen off the bus", "by": "self-test"}
+        pathlib.Path(folder, f"{environment.world.devices[0]}.json").write_text(json.dumps(record))
         patch.setattr(leases, "MOST_OVERTAKINGS", MOST_OVERTAKINGS)
-        patch.setattr(usage, "Process", environment.process)
-        patch.setattr(unavailable, "os", fake_os)
-        patch.setattr(unavailable, "read_object", environment.read_object)
-        patch.setattr(external_use, "read", dict)
         patch.setattr(store, "os", fake_os)
         locks = types.SimpleNamespace(flock=lambda *_: None, LOCK_EX=0, LOCK_NB=0)
         patch.setattr(store, "fcntl", locks)
         patch.setattr(store, "read_object", environment.read_object)
         patch.setattr(store, "replace", environment.replace)
         patch.setattr(store, "remove", environment.remove)
-        patch.setattr(broker, "time", types.SimpleNamespace(sleep=park))
         yield
 
 
-def allowed_in(world, patience):
+def allowed_in(environment, patience):
+    world = environment.world
     gpus = [
         {
             "index": index,
@@ -263,7 +254,7 @@ def allowed_in(world, patience):
         }
         for index, name in enumerate(world.devices)
     ]
-    return Policy(
+    allowed = Policy(
         {
             "version": policy.VERSION,
             "allocation": "exclusive" if world.exclusive else "shared",
@@ -274,10 +265,12 @@ def allowed_in(world, patience):
             "vendor": "nvidia",
             "nvidia_runtime": "/r",
             "config_home": "/c",
-            "cordons": ["/quarantine"],
+            "cordons": [],
             "gpus": gpus,
         }
     )
+    allowed.unavailable_folders = Records(environment)
+    return allowed
 
 
 def decide(environment, container, number=None, *, kind="create", patience=240, look=None):
@@ -292,7 +285,7 @@ def decide(environment, container, number=None, *, kind="create", patience=240, 
         look: the mark of a look that is over, and what it says of each holder.
     """
     world = environment.world
-    environment.look, host = None, Host()
+    environment.look, host = None, Host(environment)
     host.mark, host.looked = (look[0], {**look[1]}) if look else (None, {})
     whose = "exec" if number is not None else "create"
     if kind in ("reserve", "give back"):
@@ -304,7 +297,7 @@ def decide(environment, container, number=None, *, kind="create", patience=240, 
     decision = Decision(container.name)
     decision.asked = container.count
     try:
-        if not _carry_out(world, host, container, number, kind, decision, patience):
+        if not _carry_out(environment, host, container, number, kind, decision, patience):
             return "refused", []
     except Looks as looks:
         environment.look = looks.args
@@ -330,10 +323,10 @@ def begun(world, container, number, whose):
     return caller.begun
 
 
-def _carry_out(world, host, container, number, kind, decision, patience):
+def _carry_out(environment, host, container, number, kind, decision, patience):
     """Whether it was granted, if that is not told by an exception."""
-    shelf = store.Store("/store")
-    allowed = allowed_in(world, patience)
+    shelf = store.Store("/store", environment)
+    allowed = allowed_in(environment, patience)
     if kind == "reserve":
         return not reserve.claim(shelf, host, allowed, container.name, container.reserves)
     if kind == "give back":

@@ -53,7 +53,7 @@ def name(address):
 
 
 class Host:
-    """What a Juju and an LXD would answer, which takes devices as LXD does."""
+    """A host whose Juju and LXD answer, and take devices; its operator says `answer`."""
 
     def __init__(self, units=1, cards=(ONE, TWO)):
         self.cards = [card(address, drm=place) for place, address in enumerate(cards)]
@@ -64,7 +64,7 @@ class Host:
             self.units[f"worker/{number}"] = {"machine": str(number)}
             self.machines[str(number)] = {"instance-id": f"juju-abcdef-{number}"}
             self.instance(f"juju-abcdef-{number}")
-        self.asked, self.broken = [], ""
+        self.asked, self.broken, self.answer = [], "", "y"
 
     def instance(self, name, **more):
         self.instances[name] = {
@@ -97,6 +97,9 @@ class Host:
                 {**one, "expanded_devices": self.expanded(one)} for one in self.instances.values()
             ]
         return {"devices": self.profiles[path.removeprefix("/1.0/profiles/")]}
+
+    def read(self, _prompt):
+        return self.answer
 
     def ask(self, *command):
         match command:

@@ -8,6 +8,7 @@ import re
 import shutil
 
 from gpu_runtime import holder_usage as usage
+from gpu_runtime import proc
 from gpu_runtime.lease_table import Holder
 
 RECORDED = pathlib.Path(__file__).parent / "recorded"
@@ -17,14 +18,57 @@ DEATHS = ("left-behind", "below")
 UPTIME = {}
 
 
+class Killable:
+    """A process of a recorded tree."""
+
+    def __init__(self, tree, pid):
+        if pid not in tree.alive():
+            raise ProcessLookupError
+        self.tree, self.pid = tree, pid
+
+    def kill(self):
+        self.tree.killed.append(self.pid)
+        self.tree.die(self.pid)
+
+    def close(self):
+        pass
+
+
+class Host(usage.Host):
+    """The machine of a recorded tree, whose time stands still but for its patience."""
+
+    def __init__(self, tree, files):
+        super().__init__(str(tree.root), files)
+        self.tree = tree
+
+    def now(self):
+        return UPTIME[self.tree.version] + self.tree.patience
+
+    def sleep(self, seconds):
+        self.tree.patience += seconds
+
+    def take_hold(self, pid):
+        return Killable(self.tree, pid)
+
+
+class Files:
+    """The kernel's files, but that a test replaces some of the ways to read them."""
+
+    def __getattr__(self, name):
+        return getattr(proc, name)
+
+
 class Tree:
     """A copy of a recorded tree: what is killed there is gone from it."""
 
     def __init__(self, folder, version):
         self.root, self.version = folder / version, version
         shutil.copytree(RECORDED / f"cgroups-{version}", self.root)
-        self.host = usage.Host(str(self.root))
+        UPTIME[version] = float(self.read("/proc/uptime").split()[0])
+        self.files = Files()
+        self.host = Host(self, self.files)
         self.killed = []
+        self.undying = set()
         self.patience = 0
         self.write(f"/proc/{SHELL}/stat", f"{SHELL} (sh) S {'1 ' * 18}5 0")
         self.write(f"/proc/{SHELL}/cgroup", "5:devices:/user.slice\n0::/user.slice\n")
@@ -81,6 +125,8 @@ class Tree:
         self.write(f"/proc/{pid}/stat", f"{pid} (sh) S {'1 ' * 18}{ticks} 0")
 
     def die(self, pid):
+        if pid in self.undying:
+            return
         for file in self.root.rglob("cgroup.procs"):
             left = [line for line in file.read_text().split() if int(line) != pid]
             file.write_text("".join(f"{line}\n" for line in left))

@@ -4,38 +4,36 @@
 
 import dataclasses
 import pathlib
+import time
 from types import MappingProxyType
 
+import yaml
 from ops import testing
 
 import charm
-import observe as look
 from ci import systems
 from ci.concourse import effects as concourse_effects
+from ci.concourse import looks as concourse_looks
+from ci.concourse import outside as concourse_outside
 from ci.concourse import rsa_keys as keys
-from ci.concourse import service
-from ci.concourse.api import worker_view as registered
 from ci.concourse.concourse import Concourse
 from ci.concourse.plan import plan as concourse_plan
 from ci.concourse.plan import status as concourse_status
 from ci.concourse.plan.model import ConcoursePlan, ConcourseState, Rivals, WebPlan, WorkerPlan
-from ci.concourse.web import health as web_health
-from ci.concourse.web import web as concourse_web
-from ci.concourse.worker import keys as worker_keys
-from ci.concourse.worker import worker as concourse_worker
+from ci.concourse.web.local_postgresql import LocalDatabase
+from ci.concourse.web.tls import Signing
+from ci.concourse.worker.keys import WorkerKeys
 from effects import Effects
-from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver, Machine, Packaged, Toolkit
 from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.model.verdict import Verdict
-from gpu_agent.runtime import task_mounts as oci_folders
 from gpu_agent.runtime.settings import Folder, GpuPlan
 from gpu_runtime.unavailable import Unavailable
-from host import nvidia_toolkit as host_toolkit
-from lifecycle import machine_claim as owner
-from lifecycle.driver_upgrade import steps as walk
+from lifecycle.records import Records
+from observe import Looks
 from options import table
+from outside import Outside
 from plan import gpu_status, plan, status
 from plan.ci_plan import CiPlan
 from plan.draining import Rest
@@ -47,10 +45,18 @@ from plan.unit_id import UnitId
 from relations.model import Database, Tsa, Web, WebSecrets
 from relations.worker_view import Sight
 from tests import once
+from tests.unit import drain_rig
 
 BY_NAME = {option.name: option for option in systems.TABLE}
 DEFAULTS = table.defaults(systems.TABLE)
 ROOT = pathlib.Path(__file__).parents[2]
+# Of the tree whose charm is under test. Given that tree as its root, ops.testing would write
+# metadata.yaml there as long as a test runs.
+DECLARED = {
+    part: yaml.safe_load((pathlib.Path(charm.__file__).parents[1] / f"{name}.yaml").read_text())
+    for part, name in (("meta", "metadata"), ("config", "config"), ("actions", "actions"))
+}
+MODEL = testing.Model("ci", uuid="uuid-of-ci")
 WORKER_KEY = keys.public_key_line(once.rsa_key(1))
 HOST_PEM = once.rsa_key(2)
 HOST_KEY = keys.public_key_line(HOST_PEM)
@@ -223,11 +229,56 @@ def gpu_unit(options=(), **values):
     return unit(options={"enable-gpu": True, **dict(options)}, **values)
 
 
+@dataclasses.dataclass(frozen=True)
+class Release:
+    version: str = "8.3.0"
+    waits: str = ""
+    failed: str = ""
+
+
+class Failing:
+    """An object of which one method fails."""
+
+    def __init__(self, known, method, error):
+        self._known, self._method, self._error = known, method, error
+
+    def __getattr__(self, name):
+        return self._fail if name == self._method else getattr(self._known, name)
+
+    def _fail(self, *_, **__):
+        raise self._error
+
+
+class Releases:
+    """The releases of the rooms: what is wanted is there at once, and well."""
+
+    def __init__(self, rooms):
+        self._rooms = rooms
+
+    def ensure(self, wanted, say, is_time):
+        self._rooms.calls.append("release.ensure")
+        if self._rooms.release_error:
+            raise self._rooms.release_error
+        return Release()
+
+    def installed(self):
+        return self._rooms.installed
+
+    def before(self):
+        return None
+
+    def note_if_well(self):
+        pass
+
+    def judge(self, plan, say):
+        return ""
+
+
 @dataclasses.dataclass
 class Rooms:
     """What the charm asked of its rooms, and what they answer.
 
-    Whose the machine is stands in a real record; agents have their folders in `machine_folder`.
+    What outlasts a hook is in real files in `machine_folder`, and agents have their folders there.
     """
 
     machine_folder: pathlib.Path
@@ -254,9 +305,7 @@ class Rooms:
     web: WebPlan | None = None
     lost_database: str = ""
     gpu: GpuPlan | None = None
-    worker_key: str = ""
     new_password: str = "secret-password"
-    leaving: bool = False
     watched: str | None = None
     watch_runs: bool = True
     suspect: str = ""
@@ -265,14 +314,32 @@ class Rooms:
     idle_gpus: int = 0
     failing: tuple[tuple[str, int], ...] = ()
     authorized: tuple[str, ...] | None = None
-    key: str = ""
+    worker_name: str = ""
+    worker_tags: tuple[str, ...] = ()
+    handed_out: tuple[str, ...] = ()
+    upgrade: str = ""
     asked: dict[str, str] = dataclasses.field(default_factory=dict)
     sights: dict[str, Sight] | None = dataclasses.field(default_factory=dict)
     wrong_seconds: float = 0.0
     pid: int = 0
     steps: tuple[str, ...] = ()
+    installed: object = None
+    release_error: Exception | None = None
+    builds: dict[str, str] = dataclasses.field(default_factory=dict)
     now: float = 1000.0
+    today: float = dataclasses.field(default_factory=time.time)
     woken: list[tuple[int, float]] = dataclasses.field(default_factory=list)
+
+    def __post_init__(self):
+        self.charm = type("Charm", (charm.GpuCiWorkerCharm,), {"outside": self.outside()})
+
+    def context(self, application="unit"):
+        """Unit 0 of this application, whose agent lives on the machine."""
+        root = pathlib.Path(self.unit(f"{application}/0").agent) / "charm"
+        root.mkdir(parents=True, exist_ok=True)
+        return testing.Context(
+            self.charm, **DECLARED, app_name=application, unit_id=0, charm_root=root
+        )
 
     def unit(self, name, model="ci"):
         agent = self.machine_folder / f"unit-{name.replace('/', '-')}"
@@ -280,15 +347,65 @@ class Rooms:
 
     def own(self, name, model="ci"):
         """Have the machine owned by a unit whose agent lives. Return the record's text."""
-        unit = self.unit(name, model)
+        unit, claim = self.unit(name, model), self.records.claim
         pathlib.Path(unit.agent).mkdir(exist_ok=True)
-        owner.RECORD.unlink(missing_ok=True)
-        owner.claim(unit)
-        return owner.RECORD.read_text()
+        claim.path.unlink(missing_ok=True)
+        claim.take(unit)
+        return claim.path.read_text()
 
-    def make_key(self, _):
-        self.worker_key = WORKER_KEY
-        return WORKER_KEY
+    @property
+    def records(self):
+        """What outlasts a hook."""
+        folder = self.machine_folder / "gpu-ci"
+        return Records.within(folder, drain_rig.Clock(self), drain_rig.Waker(self))
+
+    @property
+    def leaving(self):
+        """Whether the unit's removal has begun."""
+        return self.records.unit.is_leaving()
+
+    @leaving.setter
+    def leaving(self, _):
+        self.records.unit.set_leaving()
+
+    def outside(self):
+        """The machine as a hook meets it, which only notes what it is asked for."""
+        self.concourse = concourse_outside.Outside(
+            self.concourse_looks(),
+            self.concourse_effects(),
+            Releases(self),
+            WorkerKeys(self.machine_folder / "keys", lambda: once.rsa_key(1)),
+            LocalDatabase(self.machine_folder / "database"),
+            Signing(self.machine_folder / "keys", lambda: once.rsa_key(3)),
+            worker=drain_rig.Worker(self),
+        )
+        concourse, *others = systems.ALL
+        made = dataclasses.replace(
+            concourse, make=lambda *given: Concourse(*given, self.concourse)
+        )
+        return Outside(self.looks(), self.effects(), self.records, (made, *others))
+
+    def hand_in(self, remove=MappingProxyType({}), **others):
+        """Have others in the place of some looks, effects, removals by their part, and records.
+
+        `releases`, `keys`, `database`, `signing`, `backups` and `worker` are Concourse's.
+        """
+
+        def changed(known):
+            its = {name: call for name, call in others.items() if hasattr(known, name)}
+            if hasattr(known, "remove"):
+                gone = {part: call for part, call in remove.items() if part in known.remove}
+                its["remove"] = {**known.remove, **gone}
+            return dataclasses.replace(known, **its)
+
+        def all_of(outside):
+            looks, effects = changed(outside.looks), changed(outside.effects)
+            return dataclasses.replace(outside, looks=looks, effects=effects)
+
+        outside = all_of(self.charm.outside)
+        records = changed(outside.records)
+        self.charm.outside = dataclasses.replace(outside, records=records)
+        self.concourse = changed(all_of(self.concourse))
 
     def keep(self, part, name):
         def call(wanted, *_):
@@ -299,6 +416,26 @@ class Rooms:
 
         return call
 
+    def looks(self):
+        """What a hook sees of the machine."""
+        return Looks(
+            machine=lambda: self.machine,
+            architecture=lambda: "amd64",
+            nodes=lambda: (),
+            gpus=lambda _: self.inventory,
+            idle_gpus=lambda: self.idle_gpus,
+            verdict=lambda: self.verdict,
+            quarantined=lambda: self.quarantined,
+            handed_out=lambda: self.handed_out,
+            external=lambda _: self.external,
+            driver=lambda _: self.driver,
+            toolkit=lambda: self.packaged,
+            upgrade=lambda: self.upgrade,
+            watches=lambda: self.watch_runs,
+            suspect=lambda: self.suspect,
+            metrics_taken=lambda: 0,
+        )
+
     def effects(self):
         """What a hook changes the machine by, which only notes what it is asked for."""
         return Effects(
@@ -308,6 +445,7 @@ class Rooms:
             record_unavailable=self.keep("kept_out", "external_use.ensure"),
             close=lambda gpus: setattr(self, "closed", gpus),
             register_engines=lambda _: bool(self.calls.append("engines.ensure")),
+            remedy=lambda *_: (),
             test=self.test,
             watch=self.watch,
             serve_gpu_run=lambda *_: False,
@@ -317,9 +455,37 @@ class Rooms:
             },
         )
 
+    def concourse_looks(self):
+        """What a hook sees of Concourse."""
+        return concourse_looks.Looks(
+            worker_name=lambda: self.worker_name,
+            worker_runs=lambda: self.worker is not None,
+            is_connected=lambda: self.connected,
+            has_tag=lambda tag: tag in self.worker_tags,
+            copies_volumes=lambda: False,
+            trusted=self.trusted,
+            rivals=lambda: self.rivals,
+            web_is_set_up=lambda: False,
+            web_runs=lambda: self.web is not None,
+            authorized=lambda: frozenset(self.authorized or ()),
+            peer_address=lambda: self.web.address if self.web else "",
+            metrics_port=lambda: self.web and self.web.wanted.metrics_port,
+            url=lambda: self.web and self.web.external_url,
+            lost_database=lambda: self.lost_database,
+            interfaces=lambda: self.interfaces,
+            folder=lambda: self.refused_folder,
+            failing=lambda: self.failing,
+            taken=lambda: (),
+            sights=self.look,
+            wrong_for=self.wrong_for,
+        )
+
     def concourse_effects(self):
         """What a hook changes Concourse by, which only notes what it is asked for."""
         return concourse_effects.Effects(
+            new_secrets=lambda: WebSecrets(self.new_password, HOST_PEM, HOST_PEM),
+            authorize=self.authorize,
+            prune=self.prune,
             install_launcher=self.note("launcher.ensure"),
             forward=self.note("network.ensure"),
             apply_web=self.keep("web", "web.apply"),
@@ -331,49 +497,6 @@ class Rooms:
             },
         )
 
-    def have_charm(self, monkeypatch):
-        """Have the charm change the machine by these effects alone."""
-        self.handed_in = [self.effects(), self.concourse_effects()]
-        concourse, *others = systems.ALL
-        made = dataclasses.replace(
-            concourse, make=lambda unit, say: Concourse(unit, say, self.handed_in[1])
-        )
-        monkeypatch.setattr(charm.GpuCiWorkerCharm, "effects", self.handed_in[0])
-        monkeypatch.setattr(charm.GpuCiWorkerCharm, "rooms", (made, *others))
-
-    def hand_in(self, remove=MappingProxyType({}), **others):
-        """Have other effects in the place of some."""
-        for place, known in enumerate(self.handed_in):
-            its = {name: call for name, call in others.items() if hasattr(known, name)}
-            gone = {part: call for part, call in remove.items() if part in known.remove}
-            self.handed_in[place] = dataclasses.replace(
-                known, remove={**known.remove, **gone}, **its
-            )
-        charm.GpuCiWorkerCharm.effects = self.handed_in[0]
-
-    def replace_release(self, monkeypatch, room):
-        monkeypatch.setattr(room, "ensure", self.note("release.ensure", Release()))
-        monkeypatch.setattr(room, "installed", lambda: None)
-        monkeypatch.setattr(room, "before", lambda: None)
-
-    def replace_software(self, monkeypatch):
-        """Have what is looked for, brought and remembered of the machine be this one's."""
-        memory = look.memory
-        for room, name, answer in (
-            (driver_state, "look", lambda: self.driver),
-            (host_toolkit, "look", lambda: self.packaged),
-            (walk, "said", str),
-            (concourse_web, "metrics_port", lambda: self.web and self.web.wanted.metrics_port),
-            (web_health, "lost_database", lambda: self.lost_database),
-            (oci_folders, "refused", lambda: self.refused_folder),
-            (service, "failing", lambda: self.failing),
-            (memory, "_REBOOTED", self.machine_folder / "rebooted-for"),
-            (memory, "_GPUS", self.machine_folder / "gpus"),
-            (look, "at_idle_gpus", lambda: self.idle_gpus),
-            (memory.procfs, "boot_id", lambda: self.boot),
-        ):
-            monkeypatch.setattr(room, name, answer)
-
     def give(self, wanted, *_):
         if wanted is not Keep.AS_IS:
             self.keep("folders", "folders.ensure")(wanted)
@@ -381,29 +504,6 @@ class Rooms:
     def equip(self, wanted, drainer, progress):
         self.host = wanted
         return False
-
-    def ensure_key(self, pem):
-        self.key = WORKER_KEY
-        return WORKER_KEY
-
-    def replace_keys(self, monkeypatch):
-        """Have one key of the worker's, a web that takes at once what it is told, and its eyes."""
-        memory = look.memory
-        for room, name, answer in (
-            (worker_keys, "ensure", self.ensure_key),
-            (worker_keys, "every", lambda: tuple(filter(None, [self.key]))),
-            (worker_keys, "_NEXT", self.machine_folder / "worker_key.next"),
-            (worker_keys, "_FORMER", self.machine_folder / "worker_key.former.pub"),
-            (worker_keys, "PRIVATE", self.machine_folder / "worker_key"),
-            (concourse_worker, "trusted", self.trusted),
-            (concourse_web, "authorized", lambda: frozenset(self.authorized or ())),
-            (memory, "_SERVED", self.machine_folder / "served-workers.json"),
-            (memory, "_REMOVING", self.machine_folder / "removing-ci-system"),
-            (registered, "look", self.look),
-            (registered, "prune", self.prune),
-            (registered, "wrong_for", self.wrong_for),
-        ):
-            monkeypatch.setattr(room, name, answer)
 
     def trusted(self):
         return self.worker.tsa_public_keys if self.worker else ()
@@ -445,13 +545,6 @@ class Rooms:
             return answer
 
         return call
-
-
-@dataclasses.dataclass(frozen=True)
-class Release:
-    version: str = "8.3.0"
-    waits: str = ""
-    failed: str = ""
 
 
 def tsa(endpoint="worker-tsa", interface="concourse-tsa", **data):
@@ -503,6 +596,7 @@ def state(mode="worker", relations=(), leader=True, **config):
     options = {"deployment-mode": mode}
     options.update({key.replace("_", "-"): value for key, value in config.items()})
     return testing.State(
+        model=MODEL,
         config=options,
         relations=[testing.PeerRelation("peers"), *relations],
         leader=leader,

@@ -6,18 +6,16 @@ import contextlib
 import dataclasses
 import errno
 import json
+import types
 
 import pytest
 from ops import testing
 
 from actions import dispatch as actions
-from ci.concourse.backup import backup as backup_action
-from ci.concourse.web import web
-from ci.concourse.worker import keys as worker_keys
+from ci.concourse.worker.keys import WorkerKeys
 from gpu_agent import paths
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import lease_report as leases
-from gpu_agent.gpu.vendors import detect
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import results, service, settings
@@ -90,13 +88,11 @@ def test_an_action_fails_in_words_where_the_option_that_it_needs_is_wrong(contex
 
 
 @pytest.mark.parametrize("action", ["gpu-inventory", "gpu-uncordon"])
-def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(
-    context, pool, monkeypatch, action
-):
+def test_an_action_fails_in_words_where_the_gpus_can_not_be_looked_at(context, pool, action):
     def fail(_):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr(detect, "in_time", fail)
+    pool.hand_in(gpus=fail)
     params = {"gpu": "gpu-1", "reason": "why"} if action == "gpu-uncordon" else {}
     words = "the GPUs of this machine cannot be read: .*Too many open files"
     with pytest.raises(testing.ActionFailed, match=words):
@@ -111,14 +107,14 @@ def test_an_action_answers_whatever_other_options_say(context, pool, action):
 
 @pytest.mark.parametrize("action", ["gpu-inventory", "gpu-leases", "get-admin-password"])
 @pytest.mark.parametrize("mode", ["web", "worker", "all"])
-def test_looking_makes_nothing(context, pool, monkeypatch, mode, action):
+def test_looking_makes_nothing(context, pool, mode, action):
     """No key, no secret, no word to others: as on a unit whose first hook is still to come."""
 
     def forbidden(*_):
         raise AssertionError("a look makes nothing")
 
-    for module, name in ((worker_keys, "ensure"), (web, "new_secrets")):
-        monkeypatch.setattr(module, name, forbidden)
+    keys = WorkerKeys(pool.concourse.keys.folder, forbidden)
+    pool.hand_in(keys=keys, new_secrets=forbidden)
     before = state(mode, [database(), tsa()])
     try:
         _, after = run(context, action, before)
@@ -312,9 +308,7 @@ def test_a_unit_that_runs_web_alone_is_sent_no_further_than_to_the_worker(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_next_command_can_be_pasted_out_of_what_juju_prints(
-    context, rooms, monkeypatch, fails
-):
+def test_the_next_command_can_be_pasted_out_of_what_juju_prints(context, rooms, fails):
     path = "/var/backups/gpu-ci/web-0-20261124_104123.tar"
     command = f"juju ssh --pty=false web/0 sudo cat {path} > web-0-20261124_104123.tar"
 
@@ -323,7 +317,7 @@ def test_the_next_command_can_be_pasted_out_of_what_juju_prints(
             raise actions.ActionError("no", {"next": command})
         return {"next": command}
 
-    monkeypatch.setattr(backup_action, "backup", backup)
+    rooms.hand_in(backups=types.SimpleNamespace(backup=backup))
     with contextlib.suppress(testing.ActionFailed):
         context.run(context.on.action("backup"), state("web", [database()]))
     lines = as_juju(context.action_results).splitlines()

@@ -9,11 +9,9 @@ import pytest
 from ops import testing
 
 from ci.concourse import release
-from ci.concourse.backup import archive, database
+from ci.concourse.backup import archive
 from ci.concourse.backup import backup as action
-from ci.concourse.web import local_postgresql, schema, web
-from machine import packages
-from machine import systemd as services
+from ci.concourse.web.local_postgresql import LocalDatabase
 from tests.unit.situations import HOST_PEM, state
 from tests.unit.situations import database as related
 
@@ -23,29 +21,62 @@ NO_KEYS = json.dumps({"keys": NAMES, "encryption": {}}).encode()
 ASIDE = "concourse_20261123_190501"
 
 
-@pytest.fixture
-def unit(context, rooms, tmp_path, monkeypatch):
-    """A web that is ready, whose database is a file."""
-    table = tmp_path / "table"
-    table.write_text("pipelines")
+class Table:
+    """The content of web's database, which is a file here."""
 
-    def load(dump, *_):
-        before, _ = table.read_text(), table.write_text(dump.read_text())
+    def __init__(self, path):
+        self.path = path
+        path.write_text("pipelines")
+
+    def check_programs(self):
+        pass
+
+    def save(self, path):
+        path.write_text(self.path.read_text())
+
+    def check(self, _):
+        pass
+
+    def load(self, dump, *_):
+        before, _ = self.path.read_text(), self.path.write_text(dump.read_text())
         return f"schema of {before}"
 
-    monkeypatch.setattr(action, "FOLDER", tmp_path / "backups")
-    monkeypatch.setattr(action, "_WORK", tmp_path / "backups/.work")
-    monkeypatch.setattr(web, "is_set_up", lambda: True)
-    monkeypatch.setattr(release, "installed", lambda: release.Release("8.3.0", tmp_path))
-    monkeypatch.setattr(release, "is_proven", lambda _: True)
-    monkeypatch.setattr(schema, "current", lambda _: 7)
-    monkeypatch.setattr(schema, "known", lambda _: 7)
-    monkeypatch.setattr(database, "check_programs", lambda: None)
-    monkeypatch.setattr(database, "check", lambda _: None)
-    monkeypatch.setattr(database, "save", lambda path: path.write_text(table.read_text()))
-    monkeypatch.setattr(database, "load", load)
-    monkeypatch.setattr(services, "ensure_stopped", rooms.note("stopped", answer=True))
-    rooms.table = table
+
+class Tables:
+    """The version of the tables, which each release can use here."""
+
+    def current(self, _):
+        return 7
+
+    known = current
+
+
+class Postgresql:
+    """PostgreSQL on the machine, which answers each statement so."""
+
+    def __init__(self, answer=""):
+        self.told, self.answer = [], answer
+
+    def is_installed(self):
+        return True
+
+    def ensure(self, _):
+        return False
+
+    def run(self, statement):
+        self.told.append(statement)
+        return self.answer
+
+
+@pytest.fixture
+def unit(context, rooms, tmp_path):
+    """A web that is ready, whose database is a file."""
+    table = Table(tmp_path / "table")
+    here = release.Release("8.3.0", tmp_path)
+    stop = rooms.note("stopped", answer=True)
+    backups = action.Backups(tmp_path / "backups", lambda: here, table, Tables(), stop)
+    rooms.hand_in(backups=backups)
+    rooms.table = table.path
     return context.run(context.on.update_status(), state("web", [related()], leader=True))
 
 
@@ -137,37 +168,32 @@ def test_a_worker_has_nothing_to_save(context, rooms):
         run(context, "backup", state())
 
 
-def test_database_that_made_place_is_shown_and_goes_by_its_name(
-    context, rooms, unit, tmp_path, monkeypatch
-):
-    dropped = []
-    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "local-postgresql")
-    monkeypatch.setattr(local_postgresql, "_ASIDE", tmp_path / "aside")
-    monkeypatch.setattr(local_postgresql, "_psql", dropped.append)
+def test_database_that_made_place_is_shown_and_goes_by_its_name(context, rooms, unit, tmp_path):
+    server, aside = Postgresql(), tmp_path / "local-postgresql-aside"
+    rooms.hand_in(database=LocalDatabase(tmp_path, server))
     (tmp_path / "local-postgresql").write_text("15")
-    (tmp_path / "aside").write_text("concourse_20261123_190501\nconcourse_20261124_190501\n")
+    aside.write_text("concourse_20261123_190501\nconcourse_20261124_190501\n")
     shown = context.run(context.on.update_status(), unit).unit_status.message
     for day in ("23", "24"):
         assert f"kept database concourse_202611{day}_190501: juju run " in shown
     name = "concourse_20261123_190501"
     done, _ = run(context, "remove-local-database", unit, confirm=name)
     assert done == {"was": f"database {name}", "state": "removed"}
-    assert dropped == [f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"]
-    assert (tmp_path / "aside").read_text() == "concourse_20261124_190501\n"
+    assert server.told == [f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"]
+    assert aside.read_text() == "concourse_20261124_190501\n"
     with pytest.raises(testing.ActionFailed, match="does not name a database on this machine"):
         run(context, "remove-local-database", unit, confirm=name)
 
 
-def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path, monkeypatch):
-    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "ours")
-    monkeypatch.setattr(local_postgresql, "_SINCE", tmp_path / "since")
-    assert not local_postgresql.note_unused(), "there is none"
-    (tmp_path / "ours").write_text("")
-    assert local_postgresql.note_unused()
-    assert len(local_postgresql.kept()) == len("concourse, unused since 2026-11-01")
-    (tmp_path / "since").write_text("2026-11-01")
-    assert not local_postgresql.note_unused()
-    assert local_postgresql.kept() == "concourse, unused since 2026-11-01"
+def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path):
+    database = LocalDatabase(tmp_path)
+    assert not database.note_unused(), "there is none"
+    (tmp_path / "local-postgresql").write_text("")
+    assert database.note_unused()
+    assert len(database.kept()) == len("concourse, unused since 2026-11-01")
+    (tmp_path / "local-postgresql-unused-since").write_text("2026-11-01")
+    assert not database.note_unused()
+    assert database.kept() == "concourse, unused since 2026-11-01"
 
 
 @pytest.mark.parametrize(
@@ -178,25 +204,15 @@ def test_database_that_web_no_longer_uses_has_the_day_of_that(tmp_path, monkeypa
         ("role concourse concourse_other", ""),
     ],
 )
-def test_what_a_killed_restore_left_goes_at_the_next_event(tmp_path, monkeypatch, found, left):
+def test_what_a_killed_restore_left_goes_at_the_next_event(tmp_path, found, left):
     """Status names no database that is not there, and none lies about half full."""
-    told = []
-
-    def psql(statement):
-        told.append(statement)
-        return found
-
-    for name in ("_OURS", "_ANOTHERS", "_SINCE", "_ASIDE"):
-        monkeypatch.setattr(local_postgresql, name, tmp_path / name)
-    monkeypatch.setattr(local_postgresql, "_psql", psql)
-    monkeypatch.setattr(local_postgresql, "_ensure_cluster", lambda: False)
-    monkeypatch.setattr(packages, "ensure_installed", lambda _: False)
-    monkeypatch.setattr(services, "ensure_running", lambda *_, **__: False)
-    (tmp_path / "_OURS").write_text("15")
-    (tmp_path / "_ASIDE").write_text(f"{ASIDE}\n")
-    changed = local_postgresql.ensure(lambda _: None)
-    assert "".join(f"{name}\n" for name in local_postgresql.aside()) == left
-    drops = [statement for statement in told if statement.startswith("DROP")]
+    server = Postgresql(found)
+    database = LocalDatabase(tmp_path, server)
+    (tmp_path / "local-postgresql").write_text("15")
+    (tmp_path / "local-postgresql-aside").write_text(f"{ASIDE}\n")
+    changed = database.ensure(lambda _: None)
+    assert "".join(f"{name}\n" for name in database.aside()) == left
+    drops = [statement for statement in server.told if statement.startswith("DROP")]
     halves = "concourse_coming" in found
     assert drops == ["DROP DATABASE IF EXISTS concourse_coming WITH (FORCE)"] * halves
     assert changed == (halves or not left)

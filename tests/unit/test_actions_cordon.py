@@ -10,16 +10,10 @@ from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine, retests
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
-from machine import files
 from tests.unit.situations import GPUS, RUNTIME, state, tsa
 
 XID = "Xid 79: the GPU has fallen off the bus"
 BEFORE = {"relations": [tsa()], "enable_gpu": True}
-# What the rooms only note.
-REAL = {
-    (quarantine, "read"): quarantine.read,
-    (files, "ensure_absent"): files.ensure_absent,
-}
 
 
 @pytest.fixture
@@ -29,8 +23,7 @@ def worker(rooms, tmp_path, monkeypatch):
         monkeypatch.setattr(wrapper, name, tmp_path / name.lower())
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    for (module, name), real in REAL.items():
-        monkeypatch.setattr(module, name, real)
+    rooms.hand_in(quarantined=quarantine.read)
     wrapper.POLICY.write_text(install.policy_text(GpuPlan(GPUS, RUNTIME)))
     return rooms
 

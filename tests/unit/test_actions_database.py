@@ -5,15 +5,15 @@
 import pytest
 from ops import testing
 
-from ci.concourse.web import local_postgresql, web
+from ci.concourse.web import web
+from ci.concourse.web.local_postgresql import LocalDatabase
 from tests.unit.situations import state, tsa
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
+def machine(rooms, monkeypatch, tmp_path):
     """A machine with a database of a web that is gone."""
-    monkeypatch.setattr(local_postgresql, "_OURS", tmp_path / "local-postgresql")
-    monkeypatch.setattr(local_postgresql, "_ANOTHERS", tmp_path / "local-postgresql-of")
+    rooms.hand_in(database=LocalDatabase(tmp_path))
     monkeypatch.setattr(web, "ENVIRONMENT", tmp_path / "web.env")
     (tmp_path / "local-postgresql").write_text("15")
     return tmp_path
@@ -48,10 +48,8 @@ def test_it_is_left_alone_if_not_named_or_in_use(context, rooms, machine, name, 
     assert "database.remove" not in rooms.calls
 
 
-def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine, monkeypatch):
-    beside = machine / "local-postgresql-aside"
-    monkeypatch.setattr(local_postgresql, "_ASIDE", beside)
-    beside.write_text("concourse_20261123_190501\n")
+def test_it_takes_none_with_it_that_was_not_named(context, rooms, machine):
+    (machine / "local-postgresql-aside").write_text("concourse_20261123_190501\n")
     with pytest.raises(
         testing.ActionFailed, match="remove concourse_20261123_190501 with confirm"
     ):

@@ -73,7 +73,6 @@ def unit(context, rooms, tmp_path, monkeypatch):
         monkeypatch.setattr(paths, name, tmp_path / name.lower())
     monkeypatch.setattr(log, "PATH", tmp_path / "receipts.log")
     monkeypatch.setattr(ledger, "STATE", tmp_path / "accounts.json")
-    monkeypatch.setattr(quarantine, "read", READ)
     return Unit(context, tmp_path)
 
 

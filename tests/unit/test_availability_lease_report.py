@@ -21,7 +21,6 @@ from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.leases import Lease
 from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
-from gpu_runtime import holder_usage as usage
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import CONTAINER, JOB, Holder, Waiter
@@ -32,6 +31,23 @@ RUNTIME = "/usr/bin/nvidia-container-runtime"
 TASK = "0b7c1f8e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
 OTHER = "1c8d2f9e-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
 SESSION = "77e0b7c1-3f0a-4f0e-6d2b-1a2b3c4d5e6f"
+
+
+class Recorded(Host):
+    """A recorded machine at one moment, which passes only while a kill waits for an end."""
+
+    def __init__(self, root, uptime):
+        super().__init__(str(root))
+        self.root, self.moment = root, uptime
+
+    def now(self):
+        return self.moment
+
+    def sleep(self, seconds):
+        self.moment += seconds
+
+    def take_hold(self, pid):
+        return Killable(self.root, pid)
 
 
 class Killable:
@@ -61,18 +77,8 @@ class Worker:
         for name in ("POLICY", "STORE", "EXTERNAL", "QUARANTINE", "LOG"):
             monkeypatch.setattr(wrapper, name, folder / name.lower())
         self.store = Store(str(wrapper.STORE))
-        self.uptime = uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
-
-        class Recorded(Host):
-            """This machine at one moment."""
-
-            @staticmethod
-            def now():
-                return uptime
-
-        monkeypatch.setattr(leases, "Host", lambda: Recorded(str(self.root)))
-        # None of this machine's own processes may be meant.
-        monkeypatch.setattr(usage, "Process", lambda pid: Killable(self.root, pid))
+        self.uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+        monkeypatch.setattr(leases, "Host", lambda: Recorded(self.root, self.uptime))
         self.write("proc/self/mountinfo", "28 25 0:23 / /cg rw - cgroup2 cgroup2 rw\n")
         self.write("cg/cgroup.procs", "")
         self.pids = iter(range(100, 200))
@@ -408,12 +414,11 @@ def test_a_gpu_that_is_no_longer_used_is_given_back_and_the_reason_logged(worker
         ("R", "they start new processes as fast"),
     ],
 )
-def test_what_can_t_be_killed_is_told_by_its_state(worker, monkeypatch, state, why):
+def test_what_can_t_be_killed_is_told_by_its_state(worker, state, why):
     worker.hold(TASK, "GPU-0")
     pid = (worker.root / f"run/bundles/{TASK}/task.pid").read_text()
     path = worker.root / f"proc/{pid}/stat"
     path.write_text(path.read_text().replace("(sh) S", f"(stuck) {state}"))
-    monkeypatch.setattr(usage, "_PATIENCE", -1)
     with pytest.raises(leases.LeaseError) as caught:
         leases.reclaim("0", "hangs", force=True)
     assert str(caught.value) == (

@@ -2,9 +2,10 @@
 # See LICENSE file for licensing details.
 """The quarantine: kept over a reboot, read by the wrapper, and the operator's word is the last."""
 
-import errno
+import contextlib
 import json
 import re
+import resource
 import threading
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from gpu_agent import paths
 from gpu_agent.availability import quarantine
 from gpu_runtime import unavailable
+from machine import locks
 from plan.state import Quarantine
 from tests.unit.grants import AMD_GPUS, golden
 from tests.unit.wrapper_rig import GPUS, Rig
@@ -51,12 +53,9 @@ def test_without_a_folder_nothing_is_out_of_use(folder):
     assert not folder.parent.exists()
 
 
-def test_one_that_ends_while_it_is_read_is_none(folder, monkeypatch):
-    put("GPU-0")
+def test_one_that_ends_while_it_is_read_is_none(folder):
     put("GPU-1")
-    listed = [*folder.glob("*.json")]
-    quarantine.lift("GPU-0")
-    monkeypatch.setattr(type(folder), "glob", lambda *_: listed)
+    (folder / "GPU-0.json").symlink_to("removed")  # listed, and not there
     assert [entry.uuid for entry in quarantine.read()] == ["GPU-1"]
 
 
@@ -176,36 +175,36 @@ def test_the_watch_lifts_what_it_took_out_for_that_alone(folder):
     assert len(quarantine.read()) == 2
 
 
-def test_the_operator_is_waited_for_and_has_the_last_word(folder, monkeypatch):
-    """While the watch decides, the operator cordons: the record that stays is his."""
-    find = quarantine.find
-    begun = []
-
-    def slow(uuid):
-        found = find(uuid)
-        if not begun:
-            begun.append(threading.Thread(target=quarantine.cordon, args=("GPU-0", "a swap")))
-            begun[0].start()
-            begun[0].join(0.2)
-        return found
-
-    monkeypatch.setattr(quarantine, "find", slow)
-    assert watch("GPU-0")
-    begun[0].join(30)
-    assert find("GPU-0").by == quarantine.OPERATOR
+def test_the_operator_is_waited_for_and_has_the_last_word(folder):
+    """While the watch is about to decide, the operator cordons: the record that stays is his."""
+    folder.mkdir(parents=True)
+    with locks.alone_in(folder):
+        decision = threading.Thread(target=watch, args=("GPU-0",))
+        decision.start()
+        decision.join(0.2)
+        assert decision.is_alive()
+        (folder / "GPU-0.json").write_text(json.dumps({**GOOD, "by": "operator"}))
+    decision.join(30)
+    assert quarantine.find("GPU-0").by == quarantine.OPERATOR
 
 
-def test_where_the_disk_is_full_what_was_there_stays(folder, monkeypatch):
+@contextlib.contextmanager
+def no_room():
+    """A process that can write no byte into a file, as on a full disk."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_where_the_disk_is_full_what_was_there_stays(folder):
     watch("GPU-0", "quick")
     before = quarantine.read()
-
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("machine.files.os.fsync", full)
     for call in (watch, put, lambda uuid: quarantine.cordon(uuid, "why")):
         for uuid in ("GPU-0", "GPU-1"):
-            with pytest.raises(OSError, match="No space left"):
+            with no_room(), pytest.raises(OSError, match="File too large"):
                 call(uuid)
     assert quarantine.read() == before
 

@@ -12,9 +12,7 @@ import errno
 import pytest
 from ops import testing
 
-import observe as look
 from ci.concourse import release
-from gpu_agent.diagnosis import machine as facts
 from gpu_agent.model import errors
 from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.verdict import Verdict
@@ -103,26 +101,19 @@ def test_a_bad_mode_blocks_and_leaves_everything_alone(context, rooms):
         (release.ReleaseError("no containerd in it"), "blocked"),
     ],
 )
-def test_a_release_that_cannot_be_had_is_told_from_one_that_may_come(
-    context, rooms, monkeypatch, error, kind
-):
-    def fail(*_):
-        raise error
-
-    monkeypatch.setattr(release, "ensure", fail)
+def test_a_release_that_cannot_be_had_is_told_from_one_that_may_come(context, rooms, error, kind):
+    rooms.release_error = error
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert (after.unit_status.name, after.unit_status.message) == (kind, str(error))
 
 
-def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
-    context, rooms, monkeypatch
-):
+def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(context, rooms):
     """A job that takes all time or memory must not cost the worker its GPUs."""
 
     def fail():
         raise errors.UnknownError("This machine can't be looked at: no time")
 
-    monkeypatch.setattr(facts, "machine", fail)
+    rooms.hand_in(machine=fail)
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == testing.WaitingStatus("This machine can't be looked at: no time")
@@ -130,25 +121,28 @@ def test_a_machine_that_can_not_be_looked_at_waits_and_nothing_is_changed(
 
 
 @pytest.mark.parametrize(
-    ("room", "name"),
-    [
-        *(("detect", "in_time"), ("last_test", "verdict"), ("walk", "said")),
-        *(("memory", "rebooted_for"), ("quarantine", "read")),
-    ],
+    "look", ["nodes", "gpus", "verdict", "quarantined", "driver", "toolkit", "upgrade"]
 )
-def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(
-    context, rooms, monkeypatch, room, name
-):
+def test_gpus_that_can_not_be_looked_at_wait_and_nothing_is_changed(context, rooms, look):
     def fail(*_):
         raise OSError(errno.ENFILE, "Too many open files in system", "/sys/x")
 
-    monkeypatch.setattr(getattr(look, room), name, fail)
+    rooms.hand_in(**{look: fail})
     before = state(relations=[tsa()], enable_gpu=True)
     after = context.run(context.on.update_status(), before)
     assert after.unit_status == testing.WaitingStatus(
         "This machine can't be looked at, so nothing is changed for now: [Errno 23] Too many open "
         "files in system: '/sys/x'"
     )
+    assert rooms.calls == []
+
+
+def test_what_is_remembered_of_a_reboot_can_not_be_read_and_nothing_is_changed(context, rooms):
+    (rooms.records.unit.folder / "rebooted-for").mkdir()
+    before = state(relations=[tsa()], enable_gpu=True)
+    after = context.run(context.on.update_status(), before)
+    assert after.unit_status.name == "waiting"
+    assert "nothing is changed for now: [Errno 21] Is a directory" in after.unit_status.message
     assert rooms.calls == []
 
 

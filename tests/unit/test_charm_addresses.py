@@ -9,7 +9,6 @@ from ops import testing
 
 from ci.concourse.plan import messages
 from gpu_agent.model import errors
-from host import network
 from plan.network import Interface
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
@@ -113,11 +112,11 @@ def test_without_a_fit_address_web_waits_and_says_which_option_helps(context, ro
     assert rooms.web.address == "10.80.0.1"
 
 
-def test_interfaces_that_can_not_be_read_change_nothing(context, rooms, monkeypatch):
+def test_interfaces_that_can_not_be_read_change_nothing(context, rooms):
     def fail():
         raise errors.UnknownError("The addresses of this machine can't be told: no time")
 
-    monkeypatch.setattr(network, "interfaces", fail)
+    rooms.hand_in(interfaces=fail)
     relation = dataclasses.replace(workers(WORKER_KEY), local_unit_data=WEB_DATA)
     after = context.run(context.on.update_status(), state("web", [database(), relation]))
     assert after.unit_status.name == "waiting"

@@ -12,35 +12,37 @@ from ci.concourse import release
 from ci.concourse.api import build_info as handles
 from ci.concourse.plan.model import Rivals
 from ci.concourse.upgrade import upgrade as release_change
-from ci.concourse.worker import worker as concourse_worker
 from ci.concourse.worker.drainable import Worker
-from gpu_agent import paths
 from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names
-from lifecycle import drain, drain_record
+from lifecycle import drain
 from machine import process
 from plan import draining
 from plan.draining import HAS, WAITS, Purpose
-from tests.unit.situations import Release, state, tsa
-
-DRAINER = drain.Drainer(Worker())
+from tests.unit.situations import Failing, Release, Releases, state, tsa
 
 
-@pytest.fixture
-def worker(rooms, monkeypatch):
-    """A worker that runs Concourse 8.3.0 as process 4711, and is to have another release."""
-    rooms.pid = 4711
-    rooms.has = rooms.wants = "8.3.0"
-    rooms.switches = []
-    monkeypatch.setattr(concourse_worker, "name", lambda: "ci-unit-0")
+class Switched(Releases):
+    """8.3.0, and then another release when it is time."""
 
-    def ensure(plan, progress, is_time):
+    def ensure(self, wanted, say, is_time):
+        rooms = self._rooms
         if rooms.has != rooms.wants and is_time(rooms.wants):
+            if rooms.release_error:
+                raise rooms.release_error
             rooms.switches.append((rooms.wants, rooms.now))
             rooms.has = rooms.wants
         return Release(rooms.has)
 
-    monkeypatch.setattr(release, "ensure", ensure)
+
+@pytest.fixture
+def worker(rooms):
+    """A worker that runs Concourse 8.3.0 as process 4711, and is to have another release."""
+    rooms.pid, rooms.worker_name = 4711, "ci-unit-0"
+    rooms.has = rooms.wants = "8.3.0"
+    rooms.switches = []
+    rooms.hand_in(releases=Switched(rooms))
+    rooms.drainer = drain.Drainer(rooms.concourse.worker, rooms.records)
     return rooms
 
 
@@ -106,7 +108,7 @@ def test_it_goes_on_when_the_worker_has_landed(context, worker):
     assert "worker.apply" in worker.calls
     assert said == testing.ActiveStatus("Worker ready")
     assert told_peers(context, before) == ""
-    assert DRAINER.look() is None
+    assert worker.drainer.look() is None
 
 
 def test_a_step_that_its_process_has_left_is_waited_for_too(context, worker):
@@ -148,31 +150,23 @@ def test_a_timeout_that_is_changed_meanwhile_counts_at_once(context, worker):
     assert before
 
 
-def test_a_worker_that_web_gives_nothing_waits_for_no_build(context, worker, monkeypatch):
+def test_a_worker_that_web_gives_nothing_waits_for_no_build(context, worker):
     """Its web has another release already, and could not even be told to let it land."""
     worker.wants, worker.has, worker.steps = "8.3.0", "8.2.5", ("4f0c",)
-    old = release.Release("8.2.5", paths.STATE)
-    monkeypatch.setattr(release, "installed", lambda: old)
-    for name in ("note_if_well", "judge"):
-        monkeypatch.setattr(release_change.trial, name, lambda *_: "")
+    worker.installed = Release("8.2.5")
     hook(context, situation())
     assert worker.switches != []
     assert "worker.land" not in worker.calls
 
 
-def test_an_upgrade_that_fails_leaves_the_worker_at_work(context, worker, monkeypatch):
+def test_an_upgrade_that_fails_leaves_the_worker_at_work(context, worker):
     before = begun(context, worker)
     worker.pid, worker.steps = 0, ()
-
-    def fail(plan, progress, is_time):
-        assert is_time(worker.wants)
-        raise release.ReleaseError("No space left on device")
-
-    monkeypatch.setattr(release, "ensure", fail)
+    worker.release_error = release.ReleaseError("No space left on device")
     said = hook(context, before)
     assert said == testing.BlockedStatus("No space left on device")
-    assert DRAINER.look() is None
-    assert not DRAINER.keeps_down()
+    assert worker.drainer.look() is None
+    assert not worker.drainer.keeps_down()
 
 
 def test_a_timeout_of_0_waits_for_nobody(context, worker):
@@ -200,19 +194,19 @@ def test_a_reboot_meanwhile_leaves_no_build_to_wait_for(context, worker):
 
 
 def test_a_machine_that_was_rebooted_for_starts_its_worker_again(context, worker):
-    DRAINER.ready(Purpose.REBOOT, "reboot", draining.Rules("unit/0", 600), print)
-    assert DRAINER.keeps_down()
+    worker.drainer.ready(Purpose.REBOOT, "reboot", draining.Rules("unit/0", 600), print)
+    assert worker.drainer.keeps_down()
     worker.boot = "second boot"
-    assert not DRAINER.keeps_down()
-    assert DRAINER.look() is None
+    assert not worker.drainer.keeps_down()
+    assert worker.drainer.look() is None
 
 
 def test_a_unit_that_is_removed_meanwhile_retires_its_worker(context, worker):
     before = begun(context, worker)
     hook(context, before, context.on.stop())
     assert "worker.retire" in worker.calls
-    assert DRAINER.look() is None
-    assert not DRAINER.keeps_down()
+    assert worker.drainer.look() is None
+    assert not worker.drainer.keeps_down()
 
 
 @pytest.mark.parametrize(
@@ -241,25 +235,22 @@ def test_another_purpose_waits_for_the_first(context, worker):
     begun(context, worker)
     worker.pid, worker.steps = 0, ()
     rules = draining.Rules("unit/0", 7200)
-    assert DRAINER.ready(Purpose.REBOOT, "reboot", rules, print) is False
-    assert DRAINER.cancel(Purpose.REBOOT) is False
-    assert DRAINER.keeps_down()
+    assert worker.drainer.ready(Purpose.REBOOT, "reboot", rules, print) is False
+    assert worker.drainer.cancel(Purpose.REBOOT) is False
+    assert worker.drainer.keeps_down()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"purpose": "war"}', "null"])
 def test_a_damaged_record_is_none(context, worker, text):
     before = begun(context, worker)
-    (paths.STATE / "drain.json").write_text(text)
+    (worker.records.drain.folder / "drain.json").write_text(text)
     assert hook(context, before).message.startswith("Draining (1 step left, 0m of 2h)")
 
 
-def test_what_can_not_be_noted_is_not_begun(context, worker, monkeypatch):
+def test_what_can_not_be_noted_is_not_begun(context, worker):
     worker.wants, worker.steps = "8.4.0", ("4f0c",)
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(drain_record, "write", full)
+    full = OSError(28, "No space left on device")
+    worker.hand_in(drain=Failing(worker.records.drain, "write", full))
     hook(context, situation())
     assert "worker.land" not in worker.calls
     assert worker.switches == []
@@ -289,16 +280,16 @@ def test_a_unit_waits_for_the_one_that_drains(context, worker):
     assert hook(context, situation("", "")).message.startswith("Draining")
 
 
-def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch):
+def test_builds_have_their_names_where_web_is_here(context, worker, monkeypatch, tmp_path):
     rows = {"4f0c": Names("main", "train", "fit", "12"), "77": Names("main", "train", "fit", "12")}
-    monkeypatch.setattr(handles, "SETTINGS", paths.STATE)
+    monkeypatch.setattr(handles, "SETTINGS", tmp_path)
     answer = process.Completed(0, build_names.as_json(rows), "")
     monkeypatch.setattr(process, "run", lambda *_, **__: answer)
     worker.steps = ("4f0c", "77")
-    (paths.STATE).mkdir(exist_ok=True)
+    worker.builds = Worker().builds(worker.steps)
     act(context, "pause", situation(), reason="dust")
-    assert draining.text(DRAINER.look()) == "Paused: dust (1 build left)"
-    assert DRAINER.look().builds == ("main/train/fit #12",)
+    assert draining.text(worker.drainer.look()) == "Paused: dust (1 build left)"
+    assert worker.drainer.look().builds == ("main/train/fit #12",)
 
 
 def test_pause_lands_the_worker_and_says_so(context, worker):
@@ -339,21 +330,21 @@ def test_resume_has_it_take_steps_again(context, worker):
         act(context, "resume", before)
 
 
-def test_a_resume_that_is_killed_or_fails_can_be_asked_for_again(context, worker, monkeypatch):
+def test_a_resume_that_is_killed_or_fails_can_be_asked_for_again(context, worker):
     """The worker lands until its last step ends, and no later hook would start it anew."""
     before = situation()
     act(context, "pause", before, reason="new fans")
-
-    def fail(_progress):
-        raise process.CommandError(["/usr/bin/systemctl"], 1, "Job failed")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(concourse_worker, "take_up", fail)
-        with pytest.raises(testing.ActionFailed, match="Job failed"):
-            act(context, "resume", before)
-    assert drain_record.pause() is not None
+    known, error = (
+        worker.concourse.worker,
+        process.CommandError(["/usr/bin/systemctl"], 1, "Job failed"),
+    )
+    worker.hand_in(worker=Failing(known, "resume", error))
+    with pytest.raises(testing.ActionFailed, match="Job failed"):
+        act(context, "resume", before)
+    worker.hand_in(worker=known)
+    assert worker.records.drain.pause() is not None
     assert act(context, "resume", before) == {"state": "jobs are taken again"}
-    assert drain_record.pause() is None
+    assert worker.records.drain.pause() is None
 
 
 def test_resume_is_no_end_of_a_drain(context, worker):
@@ -392,13 +383,13 @@ def test_a_web_has_no_worker_to_pause(context, name):
 def test_a_reason_is_one_line(context, worker, reason):
     with pytest.raises(testing.ActionFailed, match="reason must be one line of printable text"):
         act(context, "pause", situation(), reason=reason)
-    assert not DRAINER.keeps_down()
+    assert not worker.drainer.keeps_down()
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null"])
 def test_a_damaged_pause_is_still_one(context, worker, text):
     act(context, "pause", situation(), reason="dust")
-    (paths.STATE / "pause.json").write_text(text)
+    (worker.records.drain.folder / "pause.json").write_text(text)
     said = hook(context, situation()).message
     assert said.startswith("Paused: the reason cannot be read")
 
@@ -416,11 +407,11 @@ def test_a_pause_is_not_hidden_by_what_is_worse(context, worker):
 def test_a_unit_without_a_worker_forgets_its_pause(context, worker):
     act(context, "pause", situation(), reason="dust")
     hook(context, state("web"))
-    assert DRAINER.look() is None
-    assert not [*paths.STATE.glob("pause.json")]
+    assert worker.drainer.look() is None
+    assert not worker.records.drain.pause()
 
 
 def test_records_hold_nothing_secret_and_no_more_than_is_told(context, worker):
     begun(context, worker)
-    kept = json.loads((paths.STATE / "drain.json").read_text())
+    kept = json.loads((worker.records.drain.folder / "drain.json").read_text())
     assert kept.keys() == {field.name for field in dataclasses.fields(drain.Drain)}

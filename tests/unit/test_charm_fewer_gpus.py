@@ -6,18 +6,19 @@ import dataclasses
 
 import pytest
 
-from gpu_agent.runtime import policy
+from plan.draining import Pause
+from plan.labels import NO_GPU_USABLE
 from tests.unit.situations import GPUS, state, tsa
 
 BOTH = tuple(gpu.uuid for gpu in GPUS)
 
 
 @pytest.fixture
-def hook(context, rooms, monkeypatch):
+def hook(context, rooms):
     """A hook of a worker whose tasks were given `handed_out`; what it did, in its order."""
 
     def hook(handed_out, *gpus):
-        monkeypatch.setattr(policy, "handed_out", lambda: handed_out)
+        rooms.handed_out = handed_out
         rooms.inventory = dataclasses.replace(rooms.inventory, gpus=gpus)
         rooms.calls.clear()
         context.unit_status_history.clear()
@@ -48,8 +49,8 @@ def test_status_says_at_once_which_went_and_which_are_new(hook, context):
         assert not any("gone" in text or "new" in text for text in said), said
 
 
-def test_a_choice_of_the_operators_is_no_gpu_that_is_gone(context, rooms, monkeypatch):
-    monkeypatch.setattr(policy, "handed_out", lambda: BOTH)
+def test_a_choice_of_the_operators_is_no_gpu_that_is_gone(context, rooms):
+    rooms.handed_out = BOTH
     before = dataclasses.replace(state(enable_gpu=True, gpu_device_ids="1"), relations=[tsa()])
     context.run(context.on.config_changed(), before)
     said = [status.message for status in context.unit_status_history]
@@ -62,11 +63,11 @@ def test_one_that_came_is_tested_before_it_is_offered(hook):
         assert hook(handed_out, *GPUS) == ["self-test.ensure", "worker.apply"]
 
 
-def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, monkeypatch):
-    monkeypatch.setattr("ci.concourse.worker.worker.has_tag", lambda tag: tag == "gpu-unusable")
+def test_where_all_were_gone_what_is_here_has_come_and_is_tested_first(hook, rooms):
+    rooms.worker_tags = (NO_GPU_USABLE,)
     assert hook(BOTH, GPUS[0]) == ["self-test.ensure", "worker.apply"]
 
 
-def test_a_paused_worker_stays_down(hook, monkeypatch):
-    monkeypatch.setattr("lifecycle.drain.Drainer.keeps_down", lambda _: True)
+def test_a_paused_worker_stays_down(hook, rooms):
+    rooms.records.drain.write_pause(Pause("new fans"))
     assert hook(BOTH, GPUS[0]) == ["self-test.ensure"]

@@ -2,16 +2,11 @@
 # See LICENSE file for licensing details.
 """A hook has a sick GPU mended before it is tested, and reboots for one when no job runs."""
 
-import json
-
 import ops
 import pytest
 
 from actions import dispatch as actions
-from gpu_agent import paths
-from lifecycle import gpu_remediation as recovery
-from lifecycle import remediation_record as recovery_record
-from lifecycle import unit_record as memory
+from plan.gpu_remediation import Step
 from tests.unit.situations import state, tsa
 
 SICK = ("GPU-0",)
@@ -26,9 +21,9 @@ def asked(monkeypatch):
 
 
 @pytest.fixture
-def sick(rooms, monkeypatch):
+def sick(rooms):
     """A worker with a GPU that a reboot would help."""
-    monkeypatch.setattr(recovery, "ensure", rooms.note("recovery.ensure", SICK))
+    rooms.hand_in(remedy=rooms.note("recovery.ensure", SICK))
     return rooms
 
 
@@ -37,9 +32,8 @@ def worker():
     return state(relations=[tsa()], enable_gpu=True, gpu_recovery="reset", auto_reboot="gpu")
 
 
-def made():
-    record = json.loads((paths.STATE / "gpu-recovery.json").read_text())
-    return [(one["step"], one["uuids"]) for one in record["made"]]
+def made(rooms):
+    return [(one.step, one.uuids) for one in rooms.records.remediation.read().made]
 
 
 def test_it_is_mended_before_it_is_tested_and_the_reboot_comes_last(context, sick, worker, asked):
@@ -49,10 +43,10 @@ def test_it_is_mended_before_it_is_tested_and_the_reboot_comes_last(context, sic
     sick.pid = 0
     context.run(context.on.update_status(), worker)
     assert asked == ["reboot"]
-    assert made() == [("reboot", ["GPU-0"])]
+    assert made(sick) == [(Step.REBOOT, SICK)]
     order = [name for name in sick.calls if name in ("recovery.ensure", "worker.land")]
     assert order[:2] == ["recovery.ensure", "worker.land"]
-    assert memory.rebooted_for() == "", "a driver may need its own"
+    assert sick.records.unit.rebooted_for() == "", "a driver may need its own"
 
 
 def test_none_under_a_job_and_none_within_an_action(context, sick, worker, asked, monkeypatch):
@@ -74,14 +68,11 @@ def test_a_job_that_came_while_the_worker_landed_ends_before_it(context, sick, w
     assert (asked, sick.calls[-1]) == ([], "worker.take_up")
 
 
-def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, asked, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(recovery_record, "begin", full)
+def test_what_can_not_be_noted_is_no_reason_to_be_off(context, sick, worker, asked):
     sick.pid = 4711
     context.run(context.on.update_status(), worker)
     sick.pid = 0
+    sick.records.remediation.path.mkdir()
     after = context.run(context.on.update_status(), worker)
     assert asked == []
     assert sick.calls[-1] == "worker.take_up"

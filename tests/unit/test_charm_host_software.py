@@ -8,20 +8,16 @@ import ops
 import pytest
 from ops import testing
 
-import effects
 from actions import dispatch as actions
-from ci.concourse.restart import running_steps as steps
+from effects import Equip
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.model.inventory import Inventory, State
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
-from host import software
-from lifecycle import unit_record as memory
-from lifecycle.driver_upgrade import steps as walk
 from machine.packages import PackageError
 from plan.model import DriverPlan, HostPlan, ToolkitPlan
 from tests.unit.host_situations import NEW, OLD, UPGRADED
-from tests.unit.situations import state, tsa
+from tests.unit.situations import Failing, state, tsa
 
 BARE = Inventory(State.NO_DRIVER, detail="0000:01:00.0", vendor="nvidia")
 
@@ -151,9 +147,8 @@ def test_a_reboot_that_left_nouveau_with_the_gpus_has_not_helped(
     assert "one reboot by the charm did not help" in after.unit_status.message
 
 
-@pytest.mark.usefixtures("outdated")
-def test_what_an_earlier_revision_kept_of_its_reboot_counts(context, allowed, asked):
-    memory._REBOOTED.write_text(UPGRADED.version)
+def test_what_an_earlier_revision_kept_of_its_reboot_counts(context, outdated, allowed, asked):
+    (outdated.records.unit.folder / "rebooted-for").write_text(UPGRADED.version)
     after = context.run(context.on.update_status(), allowed)
     assert "one reboot by the charm did not help" in after.unit_status.message
     assert asked == []
@@ -171,10 +166,6 @@ def test_an_action_reboots_nothing_and_the_next_event_does(
     assert asked == ["reboot"]
 
 
-def unknown():
-    raise PermissionError("/run/containerd is closed")
-
-
 def test_a_step_that_begins_while_the_worker_lands_is_not_cut_off(
     context, outdated, allowed, asked
 ):
@@ -188,9 +179,7 @@ def test_a_step_that_begins_while_the_worker_lands_is_not_cut_off(
     assert asked == ["reboot"]
 
 
-def test_it_gets_none_while_a_job_runs_or_without_leave(
-    context, outdated, worker, allowed, asked, monkeypatch
-):
+def test_it_gets_none_while_a_job_runs_or_without_leave(context, outdated, worker, allowed, asked):
     after = context.run(context.on.update_status(), worker)
     assert after.unit_status.message.startswith(
         f"Reboot needed (driver {NEW} installed, {OLD} loaded)"
@@ -200,23 +189,32 @@ def test_it_gets_none_while_a_job_runs_or_without_leave(
     assert after.unit_status == testing.MaintenanceStatus(
         "Draining (1 step left, 0m of 2h), then reboot for driver 580.65.06: step 4f0c"
     )
-    monkeypatch.setattr(steps, "running", unknown)
+    outdated.hand_in(
+        worker=Failing(outdated.concourse.worker, "running", PermissionError("closed"))
+    )
     after = context.run(context.on.update_status(), allowed)
     assert "1 step left" in after.unit_status.message
     assert asked == []
 
 
 @pytest.mark.parametrize(("wanted", "settled"), [(HostPlan(), True), (Keep.AS_IS, False)])
-def test_an_upgrade_goes_on_unless_all_is_to_stay_as_it_is(monkeypatch, wanted, settled):
+def test_an_upgrade_goes_on_unless_all_is_to_stay_as_it_is(wanted, settled):
     """Such as on a unit that is being removed, whose hooks install nothing any more."""
     went_on = []
-    monkeypatch.setattr(walk, "settle", lambda *_: went_on.append(True) or True)
-    monkeypatch.setattr(software, "ensure", lambda *_: False)
-    assert effects.equip(wanted, None, print) is settled
+
+    class Upgrade:
+        def __init__(self, drainer):
+            assert drainer is None
+
+        def settle(self, _):
+            went_on.append(True)
+            return True
+
+    assert Equip(lambda: False, Upgrade, lambda *_: False)(wanted, None, print) is settled
     assert bool(went_on) is settled
 
 
-def test_why_an_upgrade_was_taken_back_is_said(context, rooms, worker, monkeypatch):
-    monkeypatch.setattr(walk, "said", lambda: "driver upgrade taken back: lease failed")
+def test_why_an_upgrade_was_taken_back_is_said(context, rooms, worker):
+    rooms.upgrade = "driver upgrade taken back: lease failed"
     after = context.run(context.on.update_status(), worker)
     assert after.unit_status.message.endswith("; driver upgrade taken back: lease failed)")

@@ -9,14 +9,11 @@ import ops
 import pytest
 from ops import testing
 
-from ci.concourse import release
 from ci.concourse import rsa_keys as keys
 from ci.concourse.plan import messages
-from ci.concourse.upgrade import upgrade
-from ci.concourse.web import local_postgresql, web
-from ci.concourse.worker import worker as concourse_worker
+from ci.concourse.web import local_postgresql
 from machine import download, process
-from tests.unit.situations import WORKER_KEY, Release, database, state, tsa, workers
+from tests.unit.situations import WORKER_KEY, Release, Releases, database, state, tsa, workers
 
 DEPARTED = "the key of a worker that is gone"
 
@@ -34,19 +31,17 @@ def fails(error):
         {"options": {"external_url": "x"}},
         {"options": {"deployment_mode": "wbe"}},
         {"options": {"concourse_version": "9.9.9"}},
-        {"failing": (release, "ensure", download.UnreachableError("no route"))},
-        {"failing": (web, "apply", local_postgresql.DatabaseError("does not answer"))},
+        {"release": download.UnreachableError("no route")},
+        {"web": local_postgresql.DatabaseError("does not answer")},
         {"relations": ()},
         {"relations": (database(endpoints="", username="u", password="p"),)},
     ],
 )
-def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(
-    context, rooms, monkeypatch, wrong
-):
+def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(context, rooms, wrong):
     rooms.authorized = (DEPARTED, WORKER_KEY)
-    if "failing" in wrong:
-        module, name, error = wrong["failing"]
-        monkeypatch.setattr(module, name, fails(error))
+    rooms.release_error = wrong.get("release")
+    if "web" in wrong:
+        rooms.hand_in(apply_web=fails(wrong["web"]))
     relation = workers(WORKER_KEY)
     relations = (relation, *wrong.get("relations", (database(),)))
     before = state(relations=relations, **{"mode": "web", **wrong.get("options", {})})
@@ -54,23 +49,31 @@ def test_the_key_of_a_departed_worker_is_revoked_whatever_is_wrong(
     assert rooms.authorized == (WORKER_KEY,)
 
 
-def test_a_release_that_is_left_again_is_said_by_the_hook_that_leaves_it(
-    context, rooms, monkeypatch
-):
-    left, trial = [], upgrade.trial
+class LeavesIt(Releases):
+    """8.3.1 is no good here."""
 
-    def ensure(*_, **__):
-        return Release("8.3.0", failed=left[-1]) if left else Release("8.3.1")
+    def __init__(self, rooms):
+        super().__init__(rooms)
+        self._left = []
 
-    for module, name, answer in (
-        (trial, "note_if_well", lambda: None),
-        (trial, "judge", lambda *_: "" if left else "its worker does not run"),
-        (trial, "go_back", lambda _now, _back, text, alone: left.append(text)),
-        (release, "installed", lambda: Release("8.3.1")),
-        (release, "before", lambda: Release("8.3.0")),
-        (release, "ensure", ensure),
-    ):
-        monkeypatch.setattr(module, name, answer)
+    def ensure(self, wanted, say, is_time):
+        return Release("8.3.0", failed=self._left[-1]) if self._left else Release("8.3.1")
+
+    def judge(self, plan, say):
+        return "" if self._left else "its worker does not run"
+
+    def go_back(self, now, back, why, *, alone):
+        self._left.append(why)
+
+    def installed(self):
+        return Release("8.3.1")
+
+    def before(self):
+        return Release("8.3.0")
+
+
+def test_a_release_that_is_left_again_is_said_by_the_hook_that_leaves_it(context, rooms):
+    rooms.hand_in(releases=LeavesIt(rooms))
     after = context.run(context.on.config_changed(), state(relations=[tsa()]))
     assert after.unit_status.name == "blocked"
     assert after.unit_status.message.startswith(
@@ -88,10 +91,8 @@ def test_a_bad_option_of_the_web_does_not_keep_the_worker_beside_it_from_its_tag
     )
 
 
-def test_a_release_that_cannot_be_had_does_not_keep_gpus_from_changing(
-    context, rooms, monkeypatch
-):
-    monkeypatch.setattr(release, "ensure", fails(download.DownloadError("another checksum")))
+def test_a_release_that_cannot_be_had_does_not_keep_gpus_from_changing(context, rooms):
+    rooms.release_error = download.DownloadError("another checksum")
     before = state(relations=[tsa()], enable_gpu=True, gpu_device_ids="1")
     after = context.run(context.on.config_changed(), before)
     assert len(rooms.gpu.gpus) == 1
@@ -125,20 +126,20 @@ def test_a_worker_that_systemd_or_the_disk_refuses_is_told_and_fails_no_hook(
     assert after.unit_status.message.endswith(f"next event: {where}")
 
 
-def test_the_database_is_asked_for_before_the_release_is_downloaded(context, rooms, monkeypatch):
+def test_the_database_is_asked_for_before_the_release_is_downloaded(context, rooms):
     asked = database(endpoints="")
-    monkeypatch.setattr(release, "ensure", fails(download.UnreachableError("no route")))
+    rooms.release_error = download.UnreachableError("no route")
     after = context.run(context.on.relation_created(asked), state("web", relations=[asked]))
     assert after.get_relation(asked.id).local_app_data["database"] == "concourse"
 
 
 def test_a_worker_is_named_by_model_application_and_number_and_keeps_a_name_that_it_has(
-    context, rooms, monkeypatch
+    context, rooms
 ):
     before = state(relations=[tsa()])
     context.run(context.on.config_changed(), before)
     assert rooms.worker.name == f"{before.model.name}-unit-0"
-    monkeypatch.setattr(concourse_worker, "name", lambda: "worker-0")
+    rooms.worker_name = "worker-0"
     context.run(context.on.config_changed(), before)
     assert rooms.worker.name == "worker-0"
 

@@ -9,7 +9,6 @@ import pytest
 from ops import testing
 
 from ci.concourse.plan import messages
-from ci.concourse.worker import keys as worker_keys
 from relations.model import Database
 from tests import certificates
 from tests.unit.situations import (
@@ -66,7 +65,6 @@ def test_half_of_the_webs_data_is_waited_for(context, rooms, missing):
 
 def test_a_web_that_gets_a_worker_of_its_own_takes_its_key_at_once(context, rooms):
     """Its other keys are there before; so nothing else has the hook look at web's again."""
-    rooms.key = ""
     before = context.run(context.on.config_changed(), state("web", [database()]))
     assert rooms.web.worker_keys == ()
     both = dataclasses.replace(before, config={**before.config, "deployment-mode": "all"})
@@ -215,16 +213,13 @@ def test_own_departure_retires_the_worker_and_nothing_starts_it_again(context, r
     assert after.unit_status.name == "maintenance"
 
 
-def test_a_worker_key_out_of_a_secret(context, rooms, monkeypatch):
-    taken = []
-    monkeypatch.setattr(worker_keys, "ensure", lambda pem: taken.append(pem) or WORKER_KEY)
+def test_a_worker_key_out_of_a_secret(context, rooms):
     secret = testing.Secret({"private-key": HOST_PEM}, owner=None)
     before = dataclasses.replace(
         state(relations=[tsa()], worker_private_key=secret.id), secrets=[secret]
     )
     context.run(context.on.config_changed(), before)
-    assert taken
-    assert set(taken) == {HOST_PEM}
+    assert rooms.concourse.keys.private.read_text() == HOST_PEM
     assert rooms.worker.private_key == HOST_PEM
     assert "PRIVATE KEY" not in repr(rooms.worker)
 

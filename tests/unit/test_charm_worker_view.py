@@ -9,8 +9,6 @@ import pytest
 from ops import testing
 
 from ci.concourse.plan import messages
-from ci.concourse.worker import worker
-from gpu_agent import paths
 from relations.worker_view import Sight, digest
 from tests.unit.exchange_rig import Pair
 from tests.unit.situations import WORKER_KEY, database, state, tsa, workers
@@ -20,8 +18,8 @@ RESTART = "juju exec --unit worker/0 -- systemctl restart concourse-worker"
 
 
 @pytest.fixture
-def pair(rooms, monkeypatch, tmp_path):
-    pair = Pair(rooms, monkeypatch, tmp_path)
+def pair(tmp_path):
+    pair = Pair(tmp_path)
     pair.web.run()
     pair.worker.run()
     pair.settle()
@@ -85,9 +83,9 @@ def test_new_tags_are_seen_with_the_hooks_that_follow(pair):
     assert pair.web.asked == {name(pair): digest(["rack-7"])}
 
 
-def test_a_worker_that_was_paused_is_looked_at_again_as_it_is_resumed(pair, monkeypatch):
+def test_a_worker_that_was_paused_is_looked_at_again_as_it_is_resumed(pair):
     """Web has an event of its own meanwhile, and then none but what the worker tells it."""
-    monkeypatch.setattr(worker, "name", lambda: name(pair))
+    pair.worker.rooms(worker_name=name(pair))
     pair.worker.action("pause", reason="new fans")
     assert "worker-tags" not in pair.worker.tells
     assert seen_as(pair, Sight("landed", digest([]))).message.startswith("Paused: new fans")
@@ -212,7 +210,7 @@ def test_the_workers_of_a_web_that_goes_are_no_less_there(pair, monkeypatch):
 
 
 def test_what_a_web_served_is_forgotten_with_it(pair):
-    served = paths.STATE.with_name("web-state") / "served-workers.json"
+    served = pair.web.records.unit.folder / "served-workers.json"
     pair.web.run()
     assert served.exists()
     before = dict(pair.web.state.config)

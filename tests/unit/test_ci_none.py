@@ -16,17 +16,17 @@ from gpu_runtime import proc
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import JOB, Holder
 from gpu_runtime.unavailable import UNUSABLE
-from lifecycle import drain, drain_record, unit_record
 from lifecycle.drain import Drainer
+from lifecycle.records import Records
 from options.part import Part
 from plan import plan, status
 from plan.agent_view import AgentView
 from plan.draining import Drain, Pause, Purpose, Rest, Rules
 from plan.state import Failure, UnitState
-from tests.unit.situations import GPUS, MACHINE, READY, parse, refused, state, tsa
+from tests.unit.situations import GPUS, MACHINE, READY, Release, parse, refused, state, tsa
 
 NONE = {"ci_system": "none", "deployment_mode": "worker", "enable_gpu": True}
-CI = NoCiSystem(types.SimpleNamespace(model=None), print)
+CI = NoCiSystem(types.SimpleNamespace(model=None), print, Records.here())
 
 
 def unit(rests=False, **values):
@@ -150,29 +150,29 @@ def test_holders_that_use_a_gpu_are_counted_and_named(store):
     assert "alice" in named["gpu-run-1-1-a.scope"]
 
 
-def test_leases_that_cannot_be_read_are_no_free_machine(store):
+def test_leases_that_cannot_be_read_are_no_free_machine(rooms, store):
     store.folder.mkdir()
     (store.folder / "leases.json").write_text("{")
     with pytest.raises(OSError, match="the leases cannot be read"):
         Holders(store.folder).running()
-    assert not Drainer(Holders(store.folder)).is_free()
+    assert not Drainer(Holders(store.folder), rooms.records).is_free()
 
 
 def test_a_reboot_waits_for_the_lease_and_looks_again(rooms, store):
-    drainer, told = Drainer(Holders(store.folder)), []
+    drainer, told = Drainer(Holders(store.folder), rooms.records), []
     store.hold("gpu-run-1-1-a.scope", "alice")
     rules = Rules("gpu-host/0", 3600)
     assert not drainer.ready(Purpose.REBOOT, "reboot for driver 580", rules, told.append)
     assert rooms.woken == [(0, 30)]
     (line,) = told
     assert line.startswith("Draining (1 lease left, 0m of 1h), then reboot for driver 580: ")
-    assert drain.rests()
+    assert rooms.records.drain.rests()
     store.hold("gpu-run-1-1-a.scope", lives=False)
     assert drainer.ready(Purpose.REBOOT, "reboot for driver 580", rules, told.append)
 
 
 def test_after_the_time_out_it_says_whose_leases_end(rooms, store, caplog):
-    drainer, told = Drainer(Holders(store.folder)), []
+    drainer, told = Drainer(Holders(store.folder), rooms.records), []
     store.hold("gpu-run-1-1-a.scope", "alice")
     rules = Rules("gpu-host/0", 3600)
     drainer.ready(Purpose.REBOOT, "reboot", rules, told.append)
@@ -204,12 +204,15 @@ def test_a_pause_and_its_end_reach_the_gpus_with_the_action(context, rooms):
 
 
 @pytest.fixture
-def switched(context, rooms, monkeypatch):
+def switched(context, rooms):
     """A unit of Concourse whose ci-system is none from the next hook on."""
-    released = [True]
-    monkeypatch.setattr(systems.concourse.Concourse, "is_here", lambda _: released[0])
-    gone = rooms.note("release.remove")
-    rooms.hand_in(remove={"release": lambda: (released.clear(), released.append(False), gone())})
+
+    def remove():
+        rooms.installed = None
+        rooms.calls.append("release.remove")
+
+    rooms.installed = Release()
+    rooms.hand_in(remove={"release": remove})
     rooms.calls.clear()
     told = dataclasses.replace(tsa(), local_unit_data={"worker-public-key": "a key"})
     ports = frozenset({testing.TCPPort(8080)})
@@ -249,20 +252,21 @@ def test_where_the_runtime_cannot_change_the_programs_stay_until_it_can(context,
 def test_a_hook_killed_after_the_programs_began_to_go_is_ended_by_the_next(
     context, rooms, switched
 ):
-    unit_record.set_removing("concourse")
-    systems.concourse.Concourse.is_here = lambda _: False
+    rooms.records.unit.set_removing("concourse")
+    rooms.installed = None
     context.run(context.on.update_status(), switched)
     assert of_concourse(rooms)[-2:] == ["network.remove", "release.remove"]
-    assert not unit_record.is_removing("concourse")
+    assert not rooms.records.unit.is_removing("concourse")
 
 
 def test_a_pause_outlives_a_switch_and_a_drain_for_concourse_does_not(context, rooms, switched):
-    drain_record.write(Drain(Purpose.RELEASE, "Concourse 8", "unit/0", rooms.boot, 60, 1.0, 1.0))
+    found = Drain(Purpose.RELEASE, "Concourse 8", "unit/0", rooms.boot, 60, 1.0, 1.0)
+    rooms.records.drain.write(found)
     context.run(context.on.action("pause", params={"reason": "dust"}), switched)
     assert {one.code for _, one in rooms.closed} == {"unit-rests"}
     after = context.run(context.on.config_changed(), switched)
     assert after.unit_status == testing.MaintenanceStatus("Paused: dust (no lease left)")
-    assert drain_record.drain() is None
+    assert rooms.records.drain.drain() is None
 
 
 def test_a_unit_that_leaves_during_a_switch_lets_builds_end(context, rooms, switched):

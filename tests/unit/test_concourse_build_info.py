@@ -115,8 +115,8 @@ def mine(_inode):
     return True
 
 
-def ask(settings, *containers, capsys):
-    status = names.main(containers, settings, mine)
+def ask(settings, *containers, capsys, seconds=names.SECONDS):
+    status = names.main(containers, settings, mine, seconds)
     said = capsys.readouterr()
     return status, said.out, said.err
 
@@ -191,11 +191,10 @@ PATH = f"/api/v1/teams/main/containers/{HANDLE}"
     ids=range(10),
 )  # fmt: skip
 def test_a_web_that_answers_nonsense_slowly_or_without_end_is_given_up(
-    web, settings, capsys, monkeypatch, path, answer
+    web, settings, capsys, path, answer
 ):
-    monkeypatch.setattr(names, "SECONDS", 1.0)
     web.answers[path] = answer
-    status, out, err = ask(settings, HANDLE, capsys=capsys)
+    status, out, err = ask(settings, HANDLE, capsys=capsys, seconds=1.0)
     assert (status, out) == (1, "")
     assert err.startswith(("web ", "web's answer ", "the answer is not ", "an answer of web "))
     assert err.count("\n") == 1
@@ -231,12 +230,12 @@ def test_an_answer_about_another_container_names_none(web, settings, capsys):
     assert ask(settings, HANDLE, capsys=capsys)[:2] == (0, "{}\n")
 
 
-def test_very_many_teams_are_asked_within_bounds(web, settings, capsys, monkeypatch):
-    # On a machine with much else to do, 500 questions may take longer than the program has.
-    monkeypatch.setattr(names, "SECONDS", 300.0)
+def test_very_many_teams_are_asked_within_bounds(web, settings, capsys):
     web.teams = [f"team-{number}" for number in range(5000)]
     web.containers = {}
-    status, _, err = ask(settings, *(f"h{number}" for number in range(100)), capsys=capsys)
+    handles = (f"h{number}" for number in range(100))
+    # On a machine with much else to do, 500 questions may take longer than the program has.
+    status, _, err = ask(settings, *handles, capsys=capsys, seconds=300.0)
     assert (status, err) == (1, "it takes too many questions\n")
     assert len(web.asked) <= 500
 
@@ -278,25 +277,31 @@ class Thief:
             one.settimeout(10)
             self.stolen.append(one.recv(65536))
 
+    def close(self):
+        self.thread.join(20)
+        self.listener.close()
 
-@pytest.mark.parametrize("accepts", [True, False])
-def test_another_program_on_webs_port_is_sent_nothing(settings, capsys, accepts, monkeypatch):
-    monkeypatch.setattr(api, "_PATIENCE", 5.0 if accepts else 1.0)
-    thief = Thief(settings, accepts)
+
+def test_another_program_on_webs_port_is_sent_nothing(settings, capsys):
+    thief = Thief(settings)
     assert names.main([HANDLE], settings) == 1
-    if not accepts:
-        thief.thread.start()
-    thief.thread.join(20)
-    thief.listener.close()
+    thief.close()
     assert thief.stolen == [b""], "a closed connection"
-    why = "another program's, not web's" if accepts else "no process takes a connection"
-    assert why in capsys.readouterr().err
+    assert "another program's, not web's" in capsys.readouterr().err
 
 
-def test_time_that_is_over_while_a_connection_waits_is_told_as_that(settings, capsys, monkeypatch):
-    monkeypatch.setattr(names, "SECONDS", 0.5)
+def test_a_program_that_takes_no_connection_to_webs_port_is_sent_nothing(settings):
     thief = Thief(settings, accepts=False)
-    assert names.main([HANDLE], settings) == 1
+    with pytest.raises(api.WebError, match="no process takes a connection"):
+        api.Api(settings, 60.0, patience=1.0)
+    thief.thread.start()
+    thief.close()
+    assert thief.stolen == [b""], "a closed connection"
+
+
+def test_time_that_is_over_while_a_connection_waits_is_told_as_that(settings, capsys):
+    thief = Thief(settings, accepts=False)
+    assert names.main([HANDLE], settings, seconds=0.5) == 1
     thief.listener.close()
     assert capsys.readouterr().err == "web takes longer than 0.5 s\n"
 

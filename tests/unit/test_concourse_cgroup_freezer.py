@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from ci.concourse.restart import cgroup_freezer as freezer
-from machine import process, systemd, systemd_transient
+from machine import process
 
 V1 = """\
 9:name=systemd:/system.slice/concourse-worker.service/garden/4f0c
@@ -30,13 +30,11 @@ MOUNTS = {
 }
 
 
-class Guard:
+class Systemd:
     """systemd, as far as a guard goes."""
 
-    def __init__(self, monkeypatch):
-        self.calls, self.argv = [], []
-        monkeypatch.setattr(systemd_transient, "start", self.start)
-        monkeypatch.setattr(systemd, "ensure_stopped", self.stop)
+    def __init__(self, folder):
+        self.calls, self.argv, self.list = [], [], folder / "run/frozen"
 
     def start(self, name, argv, **_):
         self.calls.append("start")
@@ -45,11 +43,13 @@ class Guard:
     def stop(self, name):
         self.calls.append("stop")
 
+    def freezer(self, held=19):
+        return freezer.Freezer(held, freezer.Guard(self.list, self.start, self.stop))
+
 
 @pytest.fixture
-def guard(monkeypatch, tmp_path):
-    monkeypatch.setattr(freezer, "_LIST", tmp_path / "run/frozen")
-    return Guard(monkeypatch)
+def guard(tmp_path):
+    return Systemd(tmp_path)
 
 
 def make(root, cgroup, *switches, step=""):
@@ -127,26 +127,32 @@ def test_what_is_not_the_containers_is_never_frozen(tmp_path, cgroup):
     assert freezer.switch(100, 201, "4f0c", tmp_path) is None
 
 
-def test_it_is_written_down_before_it_stands_still(guard, tmp_path, monkeypatch):
-    path, seen = tmp_path / "freezer.state", []
+def test_what_stands_still_is_written_down_until_the_end(guard, tmp_path):
+    path = tmp_path / "freezer.state"
     path.write_text("")
-    write = freezer._write
-    monkeypatch.setattr(
-        freezer, "_write", lambda *it: (seen.append(freezer._LIST.read_text()), write(*it))
-    )
-    frozen = freezer.Freezer(19)
+    frozen = guard.freezer()
     frozen.begin()
     assert frozen.freeze(path)
-    assert seen == [f"{path}\n"]
+    assert guard.list.read_text() == f"{path}\n"
     assert path.read_text() == "FROZEN"
     frozen.end()
     assert path.read_text() == "THAWED"
     assert guard.calls == ["stop", "start", "stop"]
-    assert not freezer._LIST.exists()
+    assert not guard.list.exists()
+
+
+def test_it_is_written_down_before_it_stands_still(guard, tmp_path):
+    """A switch that refuses the word stands on the list all the same."""
+    path = tmp_path / "freezer.state"
+    path.mkdir()
+    frozen = guard.freezer()
+    frozen.begin()
+    assert not frozen.freeze(path)
+    assert guard.list.read_text() == f"{path}\n"
 
 
 def test_what_goes_meanwhile_is_left_alone(guard, tmp_path):
-    frozen = freezer.Freezer(19)
+    frozen = guard.freezer()
     frozen.begin()
     gone = tmp_path / "gone/cgroup.freeze"
     frozen.freeze(gone)
@@ -161,7 +167,7 @@ def test_what_can_not_be_frozen_stops_nothing(guard, tmp_path, monkeypatch, capl
     def refuse(*_):
         raise OSError(number, os.strerror(number))
 
-    frozen = freezer.Freezer(19)
+    frozen = guard.freezer()
     frozen.begin()
     monkeypatch.setattr(freezer.os, "open", refuse)
     for _ in range(3):
@@ -169,44 +175,45 @@ def test_what_can_not_be_frozen_stops_nothing(guard, tmp_path, monkeypatch, capl
     assert len(caplog.messages) == (number != errno.ENODEV)
 
 
-def test_without_a_guard_nothing_is_frozen(guard, tmp_path, monkeypatch):
+def test_without_a_guard_nothing_is_frozen(guard):
     def fail(*_, **__):
         raise process.CommandError(["systemd-run"], 1, "")
 
-    monkeypatch.setattr(systemd_transient, "start", fail)
+    guard.start = fail
     with pytest.raises(process.CommandError):
-        freezer.Freezer(19).begin()
+        guard.freezer().begin()
 
 
 def test_the_next_one_thaws_what_a_killed_one_has_left(guard, tmp_path):
     path = tmp_path / "cgroup.freeze"
     path.write_text("")
-    killed = freezer.Freezer(19)
+    killed = guard.freezer()
     killed.begin()
     killed.freeze(path)
-    freezer.Freezer(19).begin()
+    guard.freezer().begin()
     assert path.read_text() == "0"
-    assert freezer._LIST.read_text() == ""
+    assert guard.list.read_text() == ""
 
 
 @pytest.mark.parametrize("held", [0.0, -0.05, -4.1])
 def test_the_guard_of_steps_that_have_no_time_left_is_still_there(guard, tmp_path, held):
     """As where web did not attach to them in time, and the worker is restarted after web."""
-    freezer.Freezer(held).begin()
+    guard.freezer(held).begin()
     assert guard.argv[-2] == "5.0"
 
 
-def test_the_guard_thaws_what_is_frozen_when_its_time_is_over(guard, tmp_path, monkeypatch):
-    monkeypatch.setattr(freezer, "_LEAST", 0.0)
+def test_the_guard_thaws_what_is_frozen_when_its_time_is_over(guard, tmp_path):
     paths = [tmp_path / name / word for name in "ab" for word in freezer._WORDS]
-    frozen = freezer.Freezer(0)
+    frozen = guard.freezer()
     frozen.begin()
     for path in (*paths, tmp_path / "gone/freezer.state"):
         if path in paths:
             path.parent.mkdir(exist_ok=True)
             path.write_text("")
         frozen.freeze(path)
-    subprocess.run(guard.argv, check=True, timeout=30)
+    *command, held, listed = guard.argv
+    assert held == "19.0"
+    subprocess.run([*command, "0", listed], check=True, timeout=30)
     words = {path.name: path.read_text().strip() for path in paths}
     assert words == {"freezer.state": "THAWED", "cgroup.freeze": "0"}
     assert not (tmp_path / "gone").exists()

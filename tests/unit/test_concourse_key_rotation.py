@@ -9,7 +9,6 @@ from ops import testing
 
 from ci.concourse import rsa_keys as keys
 from ci.concourse.plan import messages
-from ci.concourse.worker import worker
 from relations import tsa as relations_tsa
 from relations import worker_view as sights
 from tests.unit.exchange_rig import Pair
@@ -17,8 +16,8 @@ from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, wo
 
 
 @pytest.fixture
-def pair(rooms, monkeypatch, tmp_path):
-    pair = Pair(rooms, monkeypatch, tmp_path)
+def pair(tmp_path):
+    pair = Pair(tmp_path)
     pair.web.run()
     pair.worker.run()
     pair.settle()
@@ -82,14 +81,14 @@ def test_the_former_key_stays_taken_until_web_has_let_in_the_worker_with_the_new
     assert len(pair.web.authorized) == 1
 
 
-def test_the_former_key_stays_taken_while_the_process_was_not_restarted(pair, monkeypatch):
-    old, real = shown(pair), type(pair.worker._rooms).trusted
+def test_the_former_key_stays_taken_while_the_process_was_not_restarted(pair):
+    old = shown(pair)
     pair.worker.action("rotate-worker-key")
-    monkeypatch.setattr(worker, "trusted", lambda: None)
+    pair.worker.hand_in(trusted=lambda: None)
     pair.settle()
     assert shown(pair) == old
     assert {old, *pair.web.authorized} == {*pair.web.authorized}
-    monkeypatch.setattr(worker, "trusted", lambda: real(pair.worker._rooms))
+    pair.worker.hand_in(trusted=pair.worker.trusted)
     pair.worker.run()
     pair.settle()
     assert pair.web.authorized == (shown(pair),)
@@ -139,8 +138,7 @@ def test_the_key_of_a_concourse_outside_juju_is_not_ours_to_change(pair, option,
 
 def test_a_web_that_tells_nothing_of_the_keys_it_takes_is_no_ground_for_another(context, rooms):
     before = state(relations=[tsa()])
-    rooms.machine_folder.joinpath("worker_key").write_text("")
-    rooms.machine_folder.joinpath("worker_key.former.pub").write_text(WORKER_KEY)
+    rooms.concourse.keys.ensure("")
     with pytest.raises(testing.ActionFailed, match="web/0 does not report which keys it accepts"):
         context.run(context.on.action("rotate-worker-key"), before)
 
@@ -174,7 +172,7 @@ def test_a_worker_that_did_not_restart_holds_the_tsas_new_key_up_until_it_is_for
     pair, monkeypatch
 ):
     pair.web.action("rotate-tsa-key", force=False)
-    monkeypatch.setattr(worker, "trusted", lambda: None)
+    pair.worker.hand_in(trusted=lambda: None)
     pair.settle()
     for _ in range(2):
         pair.web.run()
@@ -226,7 +224,6 @@ def test_another_web_unit_shows_the_new_key_when_the_leader_says_so(pair):
 
 def test_web_and_worker_in_one_unit_rotate_both_keys(context, rooms):
     before = context.run(context.on.update_status(), state("all"))
-    rooms.key = ""
     begun = context.run(context.on.action("rotate-tsa-key", params={"force": False}), before)
     new = context.action_results["next-public-key"]
     assert rooms.worker.tsa_public_keys == (HOST_KEY, new)

@@ -4,6 +4,7 @@
 
 import itertools
 import math
+import os
 import pathlib
 import re
 
@@ -14,7 +15,6 @@ from ci.concourse.restart import lossless as restart
 from ci.concourse.restart import running_steps as concourse_steps
 from ci.concourse.restart import running_steps as steps
 from machine import (
-    files,
     process,
     process_cleanup,
     procfs,
@@ -38,6 +38,10 @@ class World:
         connects: after how many more web is told that it is attached.
         asks: times at which web asks for something.
         requests: port, end and beginning of what is asked of the worker's servers.
+        first: the number of the first process of the first container; its step's is 5 more.
+        apart: whether steps have left the control groups of their containers.
+        silent: whether the kernel lists no connection.
+        refuses: whether systemd refuses to start the worker.
     """
 
     def __init__(self, monkeypatch, tmp_path):
@@ -46,7 +50,8 @@ class World:
         self.volumes = tmp_path
         (tmp_path / "init").mkdir()
         self.frozen, self.log, self.said, self.stood = {}, [], [], []
-        self.reads, self.requests = True, []
+        self.reads, self.requests, self.first = True, [], 1000
+        self.apart = self.silent = self.refuses = False
         fakes = {
             (restart.time, "monotonic"): lambda: self.now,
             (restart.time, "sleep"): self.sleep,
@@ -59,7 +64,7 @@ class World:
             (tcp_connections, "expecting"): self.expecting,
             (procfs, "open_files"): self.open,
             (procfs, "parent"): lambda pid: pid + 1,
-            (cgroup_freezer, "switch"): lambda _init, _step, name: pathlib.Path(name),
+            (cgroup_freezer, "switch"): self.switch,
             (cgroup_freezer, "Freezer"): lambda held: Freezer(self, held),
         }
         for (module, name), fake in fakes.items():
@@ -74,14 +79,19 @@ class World:
         found = []
         for number, (name, begins) in enumerate(self.steps.items()):
             runs = begins is not None and self.now >= begins != ENDED
-            init = 0 if begins is None else 1000 + 10 * number
+            init = 0 if begins is None else self.first + 10 * number
             step = init + 5 if runs else 0
             new = not runs and begins != ENDED
             age = self.now - 998 + 8 * (not init)
             found.append(steps.Container(name, init, step, age, new, runs))
         return found
 
+    def switch(self, _init, _step, name):
+        return None if self.apart else pathlib.Path(name)
+
     def silence(self, _):
+        if self.silent:
+            raise FileNotFoundError(2, "No such file or directory")
         return min((self.now - one for one in self.asks if one <= self.now), default=math.inf)
 
     def open(self, pid, pattern):
@@ -122,6 +132,8 @@ class World:
 
     def start(self, service, *, restart):
         assert (service, restart) == (SERVICE, True)
+        if self.refuses:
+            raise process.CommandError(["systemctl"], 1, "")
         self.log.append("start")
         self.pid, self.born = NEW, self.now
 
@@ -180,19 +192,17 @@ def test_a_step_stands_still_until_web_has_attached(world):
 
 
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_step_that_has_left_its_containers_groups_is_named_once(
-    world, monkeypatch, tmp_path, caplog, lives
-):
-    world.steps = {"a": 0.0}
-    monkeypatch.setattr(cgroup_freezer, "switch", lambda *_: None)
-    monkeypatch.setattr(restart, "_PROC", tmp_path)
-    if lives:
-        (tmp_path / "1005").mkdir()
+def test_a_step_that_has_left_its_containers_groups_is_named_once(world, caplog, lives):
+    # No process has a number above Linux's largest, 2**22.
+    step = os.getpid() if lives else 2**22 + 5
+    world.steps, world.apart, world.first = {"a": 0.0}, True, step - 5
     world.gently()
     assert "freeze a" not in world.log
     said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     words = "the step of container a can't be frozen: no control group of the container has both "
-    assert said == lives * [f"{words}pid 1000, its first process, and the step's, pid 1005"]
+    assert said == lives * [
+        f"{words}pid {step - 5}, its first process, and the step's, pid {step}"
+    ]
 
 
 @pytest.mark.parametrize(("connects", "stood"), [(2.5, 2.5), (math.inf, 4.0)])
@@ -284,15 +294,17 @@ def test_what_is_being_made_is_waited_for(world):
     assert world.born > 1001.5
 
 
-def test_a_volume_that_is_being_made_is_waited_for(world, monkeypatch):
-    entries = files.entries
+def test_a_volume_that_is_being_made_is_waited_for(world):
+    volume, sleep = world.volumes / "init/v", world.sleep
+    volume.mkdir()
 
-    def until(folder):
-        return [] if world.now > 1001 else [folder / "v"]
+    def made(seconds):
+        sleep(seconds)
+        if world.now > 1001 and volume.exists():
+            volume.rmdir()
 
-    monkeypatch.setattr(files, "entries", until)
+    restart.time.sleep = made
     world.gently()
-    monkeypatch.setattr(files, "entries", entries)
     assert world.born > 1001
 
 
@@ -407,25 +419,15 @@ def test_a_task_that_waits_for_longer_than_a_minute_is_not_waited_for_any_more(w
     assert 1060 < world.born < 1080
 
 
-def test_a_start_that_fails_leaves_nothing_frozen(world, monkeypatch):
-    def fail(*_, **__):
-        raise process.CommandError(["systemctl"], 1, "")
-
-    world.steps = {"a": 0.0}
-    monkeypatch.setattr(systemd, "ensure_running", fail)
+def test_a_start_that_fails_leaves_nothing_frozen(world):
+    world.steps, world.refuses = {"a": 0.0}, True
     with pytest.raises(process.CommandError):
         world.gently()
     assert world.frozen == {}
 
 
-def test_where_the_kernel_tells_of_no_connection_what_is_made_is_seen_all_the_same(
-    world, monkeypatch
-):
-    def refuse(_):
-        raise FileNotFoundError(2, "No such file or directory")
-
-    monkeypatch.setattr(tcp_connections, "silence", refuse)
-    world.steps = {"a": 1002.0}
+def test_where_the_kernel_tells_of_no_connection_what_is_made_is_seen_all_the_same(world):
+    world.silent, world.steps = True, {"a": 1002.0}
     world.gently()
     assert world.born > 1002
     assert world.log.count("start") == 1

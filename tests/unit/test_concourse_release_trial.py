@@ -15,7 +15,10 @@ from ci.concourse.web import health as web_health
 from ci.concourse.web import web
 from ci.concourse.worker import worker
 from ci.concourse.worker.drainable import Worker
+from lifecycle.clock import Clock
 from lifecycle.drain import Drainer
+from lifecycle.records import Records
+from lifecycle.waker import Waker
 from machine import polling as waiting
 from machine import process
 from machine import systemd as services
@@ -39,6 +42,8 @@ class Machine:
         self.database, self.schema, self.commands = "", {NEW.path: 9, OLD.path: 7}, []
         self.held = 9
         self.stopped = []
+        # The releases whose programs fail, and what these say then.
+        self.broken = {}
 
     def show(self, name, *_):
         began = self.began[name]
@@ -54,11 +59,20 @@ class Machine:
         assert "secret" not in str(argv)
         assert more["env"] == {"CONCOURSE_POSTGRES_PASSWORD": "secret"}
         path, what = pathlib.Path(argv[4]).parents[1], argv[-1]
+        if path in self.broken:
+            raise process.CommandError(argv, 1, self.broken[path])
         self.commands.append((path.name, what))
         if what.startswith("--migrate-db-to-version="):
             self.held = int(what.partition("=")[2])
         said = self.schema[path] if what == "--supported-db-version" else self.held
         return process.Completed(0, f"{said}\n", "")
+
+    def ensure(self, *_, **__):
+        failed = [why for path, _, why in self.given_up if path == NEW.path]
+        if failed:
+            self.current = OLD
+            return Release(OLD.version, OLD.path, failed=failed[0])
+        return NEW
 
     def until(self, condition, seconds):
         end = self.clock + seconds
@@ -76,6 +90,7 @@ def machine(monkeypatch):
         (release, "is_proven", lambda path: path in machine.proven),
         (release, "prove", machine.proven.add),
         (release, "is_older_than_switch", lambda started: started < machine.switched),
+        (release, "ensure", machine.ensure),
         (release, "give_up", lambda *given: machine.given_up.append(given)),
         (services, "show", machine.show),
         (services, "ensure_stopped", machine.stopped.append),
@@ -177,20 +192,12 @@ def test_release_of_an_earlier_charm_is_known_by_what_runs_on_it(machine):
     assert NEW.path in machine.proven
 
 
-def settle(machine, state):
+def settled(state):
     """What status would say, after all that was finished on which release."""
     finished = []
-
-    def ensure(*_, **__):
-        failed = [why for path, _, why in machine.given_up if path == NEW.path]
-        if failed:
-            machine.current = OLD
-            return Release(OLD.version, OLD.path, failed=failed[0])
-        return NEW
-
-    release.ensure = ensure
-    drainer = Drainer(Worker())
-    after = release_change.roll_back_if_failed(state, drainer, make_plan(state), lambda _: None)
+    drainer = Drainer(Worker(), Records.within(NEW.path, Clock(), Waker()))
+    releases, plan = release_change.Releases(), make_plan(state)
+    after = release_change.roll_back_if_failed(state, drainer, releases, plan, lambda _: None)
     if after is not state:
         finished.append(after.ci.installed)
     state = after
@@ -199,13 +206,7 @@ def settle(machine, state):
     return finished, [(line.level, line.text) for line in lines]
 
 
-@pytest.fixture
-def settled(machine, monkeypatch):
-    monkeypatch.setattr(release, "ensure", None)  # to be put back
-    return lambda state: settle(machine, state)
-
-
-def test_failed_upgrade_ends_on_the_release_before_with_its_database(machine, settled):
+def test_failed_upgrade_ends_on_the_release_before_with_its_database(machine):
     machine.well[web.SERVICE] = False
     finished, lines = settled(unit("web", installed="8.3.0"))
     assert finished == ["8.2.5"]
@@ -218,33 +219,23 @@ def test_failed_upgrade_ends_on_the_release_before_with_its_database(machine, se
     assert "juju config ci-gpu concourse-version=8.2.5" in text
 
 
-def test_release_that_runs_no_command_at_all_has_changed_no_tables(machine, settled, monkeypatch):
+def test_release_that_runs_no_command_at_all_has_changed_no_tables(machine):
     machine.held, machine.well[web.SERVICE] = 7, False
-    run = machine.run
-
-    def fail(argv, **more):
-        if NEW.version in argv[4]:
-            raise process.CommandError(argv, 1, "exec format error")
-        return run(argv, **more)
-
-    monkeypatch.setattr(process, "run", fail)
+    machine.broken = {NEW.path: "exec format error"}
     finished, ((_, text),) = settled(unit("web", installed="8.3.0"))
     assert finished == ["8.2.5"]
     assert "not taken back" not in text
 
 
-def test_database_that_other_webs_use_is_left_as_it_is(machine, settled):
+def test_database_that_other_webs_use_is_left_as_it_is(machine):
     machine.well[web.SERVICE] = False
     finished, _ = settled(unit("web", installed="8.3.0", planned_units=2))
     assert finished == ["8.2.5"]
     assert machine.commands == []
 
 
-def test_database_that_can_not_be_taken_back_is_told(machine, settled, monkeypatch):
-    def fail(argv, **_):
-        raise process.CommandError(argv, 1, "connection refused")
-
-    monkeypatch.setattr(process, "run", fail)
+def test_database_that_can_not_be_taken_back_is_told(machine):
+    machine.broken = dict.fromkeys((NEW.path, OLD.path), "connection refused")
     machine.well[web.SERVICE] = False
     finished, ((_, text),) = settled(unit("web", installed="8.3.0"))
     assert finished == ["8.2.5"]
@@ -252,14 +243,14 @@ def test_database_that_can_not_be_taken_back_is_told(machine, settled, monkeypat
     assert "connection refused" in text
 
 
-def test_release_that_web_has_no_use_for_is_no_way_back(machine, settled):
+def test_release_that_web_has_no_use_for_is_no_way_back(machine):
     machine.well[worker.SERVICE] = False
     finished, _ = settled(unit(installed="8.3.0"))  # its web runs 8.3.0
     assert finished == []
     assert machine.given_up == []
 
 
-def test_release_that_is_well_changes_nothing(machine, settled):
+def test_release_that_is_well_changes_nothing(machine):
     finished, lines = settled(unit("web", installed="8.3.0"))
     assert finished == machine.given_up == machine.stopped == []
     assert lines == [(Level.ACTIVE, "Web ready")]

@@ -177,15 +177,14 @@ def fail_at(monkeypatch, bad, number):
         monkeypatch.setattr(pathlib.Path, name, failing(getattr(pathlib.Path, name)))
 
 
-def test_a_real_listener_is_found_in_the_real_proc(tmp_path, monkeypatch):
+def test_a_real_listener_is_found_in_the_real_proc(tmp_path):
     path = str(tmp_path / "s")
-    monkeypatch.setattr(rivals, "_SOCKET", path)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
-        assert rivals.look().containerd == ""
+        assert rivals.look(socket=path).containerd == ""
         listener.listen()
         groups = pathlib.Path("/proc/self/cgroup").read_text()
         service = re.search(r"/([^/\n]+\.service)$", groups, re.M)
         program = os.path.basename(os.readlink("/proc/self/exe"))
-        assert rivals.look().containerd == (service.group(1) if service else program)
+        assert rivals.look(socket=path).containerd == (service.group(1) if service else program)
     assert rivals.look().containerd == ""

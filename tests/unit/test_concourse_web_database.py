@@ -2,16 +2,18 @@
 # See LICENSE file for licensing details.
 """The web's database: over TLS, on several hosts, away and back, with other credentials."""
 
+import contextlib
 import dataclasses
+import http.server
+import json
 import socket
+import threading
 
 import pytest
 from ops import testing
 
-from ci.concourse import service
 from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
-from machine import systemd
 from relations.model import Database
 from tests import certificates
 from tests.unit.situations import DATABASE, WEB, database, make_plan, state, unit
@@ -87,8 +89,8 @@ def test_what_is_not_there_yet_is_waited_for(context, rooms, key):
 def test_the_server_is_verified_by_its_name_where_it_has_one(host, others, tls, ca, mode):
     one = Database(host, 5432, "c", "u", "p", tls=tls, ca=ca, others=others)
     made = make_plan(unit("web", web=dataclasses.replace(WEB, database=one))).ci.own.web
-    assert web_files.settings(made)["sslmode"] == mode
-    assert web_files.settings(made)["hosts"] == ",".join((host, *others))
+    assert web_files.Files().settings(made)["sslmode"] == mode
+    assert web_files.Files().settings(made)["hosts"] == ",".join((host, *others))
 
 
 def test_other_credentials_are_taken_when_their_secret_changes(context, rooms):
@@ -122,14 +124,46 @@ def test_a_lost_database_is_waited_for_with_its_address(context, rooms):
     assert back.unit_status == testing.ActiveStatus("Web ready")
 
 
+class Web:
+    """A web with its settings, and its answers by path."""
+
+    def __init__(self, folder):
+        self.environment, self.note = folder / "web.env", folder / "run/lost"
+        self.answers, self.forgotten = {}, []
+
+    def told(self, **settings):
+        """Have these settings, named as Concourse does."""
+        lines = [f"CONCOURSE_{name}={value}\n" for name, value in settings.items()]
+        self.environment.write_text("".join(lines))
+
+    def lost(self):
+        return web_health.lost_database(self.environment, self.note, self.forgotten.append)
+
+    @contextlib.contextmanager
+    def answering(self):
+        """Serve; give the port."""
+        answers = self.answers
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                found = json.dumps(answers.get(self.path)).encode()
+                self.send_response(200 if self.path in answers else 404)
+                self.send_header("Content-Length", str(len(found)))
+                self.end_headers()
+                self.wfile.write(found)
+
+            def log_message(self, *_):
+                pass
+
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as serving:
+            threading.Thread(target=serving.serve_forever, args=[0.02], daemon=True).start()
+            yield serving.server_port
+            serving.shutdown()
+
+
 @pytest.fixture
-def told(monkeypatch, tmp_path):
-    """What web.env says, and what web answers to /api/v1/health."""
-    monkeypatch.setattr(web_health, "LOST", tmp_path / "run/lost")
-    settings, answers = {}, {}
-    monkeypatch.setattr(service, "setting", lambda _, name: settings.get(name))
-    monkeypatch.setattr(service, "asked", lambda _, path, __: answers.get(path))
-    return settings, answers
+def web(tmp_path):
+    return Web(tmp_path)
 
 
 @pytest.fixture
@@ -143,28 +177,25 @@ def closed_port():
         return one.getsockname()[1]
 
 
-def test_no_web_has_no_database_to_lose(told):
-    assert web_health.lost_database() == ""
+def test_no_web_has_no_database_to_lose(web):
+    assert web.lost() == ""
 
 
-def test_one_host_that_answers_is_enough(told, server):
-    settings, _ = told
-    port = str(server.getsockname()[1])
-    settings |= {"CONCOURSE_POSTGRES_HOST": "127.0.0.2,127.0.0.1", "CONCOURSE_POSTGRES_PORT": port}
-    assert web_health.lost_database() == ""
+def test_one_host_that_answers_is_enough(web, server):
+    port = server.getsockname()[1]
+    web.told(POSTGRES_HOST="127.0.0.2,127.0.0.1", POSTGRES_PORT=port)
+    assert web.lost() == ""
     server.close()
-    assert web_health.lost_database() == (
+    assert web.lost() == (
         f"127.0.0.2:{port} (connection refused) and 127.0.0.1:{port} (connection refused)"
     )
 
 
-def test_a_name_that_nobody_knows_and_a_socket_that_is_not_there(told, tmp_path):
-    settings, _ = told
-    settings |= {"CONCOURSE_POSTGRES_HOST": "nowhere.invalid", "CONCOURSE_POSTGRES_PORT": "1"}
-    assert web_health.lost_database() == "nowhere.invalid:1 (its name is not known)"
-    settings.clear()
-    settings["CONCOURSE_POSTGRES_SOCKET"] = str(tmp_path)
-    assert web_health.lost_database() == f"at {tmp_path} (no such file or directory)"
+def test_a_name_that_nobody_knows_and_a_socket_that_is_not_there(web, tmp_path):
+    web.told(POSTGRES_HOST="nowhere.invalid", POSTGRES_PORT=1)
+    assert web.lost() == "nowhere.invalid:1 (its name is not known)"
+    web.told(POSTGRES_SOCKET=tmp_path)
+    assert web.lost() == f"at {tmp_path} (no such file or directory)"
 
 
 @pytest.mark.parametrize(
@@ -180,35 +211,27 @@ def test_a_name_that_nobody_knows_and_a_socket_that_is_not_there(told, tmp_path)
         ),
     ],
 )
-def test_what_web_itself_says_of_its_database(told, server, answer, said):
-    settings, answers = told
-    settings |= {
-        "CONCOURSE_BIND_PORT": "8080",
-        "CONCOURSE_POSTGRES_HOST": "127.0.0.1",
-        "CONCOURSE_POSTGRES_PORT": str(server.getsockname()[1]),
-    }
-    answers["/api/v1/health"] = answer
-    assert web_health.lost_database() == said
+def test_what_web_itself_says_of_its_database(web, server, answer, said):
+    web.answers["/api/v1/health"] = answer
+    with web.answering() as port:
+        database = server.getsockname()[1]
+        web.told(BIND_PORT=port, POSTGRES_HOST="127.0.0.1", POSTGRES_PORT=database)
+        assert web.lost() == said
 
 
-def test_ends_of_a_web_without_its_database_count_no_more_once_both_are_back(
-    told, server, monkeypatch
-):
-    forgotten, healthy = [], [False]
-    monkeypatch.setattr(web_health, "healthy", lambda: healthy[0])
-    monkeypatch.setattr(systemd, "forget_failure", forgotten.append)
-    settings, _ = told
-    port = str(closed_port())
-    settings |= {"CONCOURSE_POSTGRES_HOST": "127.0.0.1", "CONCOURSE_POSTGRES_PORT": port}
-    for _ in range(2):
-        assert web_health.lost_database()
-    settings["CONCOURSE_POSTGRES_PORT"] = str(server.getsockname()[1])
-    assert web_health.lost_database() == ""
-    assert forgotten == [], "web has not come back yet: it may fail for something else"
-    healthy[0] = True
-    for _ in range(2):
-        assert web_health.lost_database() == ""
-    assert forgotten == ["concourse-web.service"]
+def test_ends_of_a_web_without_its_database_count_no_more_once_both_are_back(web, server):
+    with web.answering() as port:
+        web.told(BIND_PORT=port, POSTGRES_HOST="127.0.0.1", POSTGRES_PORT=closed_port())
+        for _ in range(2):
+            assert web.lost()
+        database = server.getsockname()[1]
+        web.told(BIND_PORT=port, POSTGRES_HOST="127.0.0.1", POSTGRES_PORT=database)
+        assert web.lost() == ""
+        assert web.forgotten == [], "web has not come back yet: it may fail for something else"
+        web.answers["/api/v1/info"] = {}
+        for _ in range(2):
+            assert web.lost() == ""
+    assert web.forgotten == ["concourse-web.service"]
 
 
 def test_the_password_is_in_no_picture_of_the_plan():

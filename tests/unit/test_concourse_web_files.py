@@ -8,46 +8,30 @@ import pytest
 
 from ci.concourse import service
 from ci.concourse.web import files as web_files
-from ci.concourse.web import health as web_health
 from ci.concourse.web import web as concourse_web
-from machine import files, templates
 from machine import systemd_escaping as escaping
+from machine import templates
 from tests.unit.situations import make_plan, unit
 
 K16, OTHER = "0123456789abcdef", "fedcba9876543210"
 
 
 @pytest.fixture
-def site(monkeypatch, tmp_path):
-    """Web's folder, in a place of the test's own."""
-    keys = tmp_path / "keys"
-    keys.mkdir()
-    monkeypatch.setattr(service, "KEYS", keys)
-    for name, file in (("_HOST_KEY", "tsa_host_key"), ("_SIGNING_KEY", "session_signing_key"),
-                       ("_CA", "postgresql_ca.pem"), ("AUTHORIZED", "authorized")):  # fmt: skip
-        monkeypatch.setattr(web_files, name, keys / file)
-    for module in (web_files, web_health, concourse_web):
-        monkeypatch.setattr(module, "ENVIRONMENT", tmp_path / "web.env")
-    monkeypatch.setattr(service, "ensure_keys_folder", lambda: False)
-    real = files.ensure_file
-    monkeypatch.setattr(
-        files,
-        "ensure_file",
-        lambda path, content, mode=0o644, owner=None: real(path, content, mode=mode),
-    )
-    return tmp_path
+def site(tmp_path):
+    """Web's files, in a folder of the test's own."""
+    return web_files.Files(tmp_path / "keys", tmp_path / "web.env", owner=None)
 
 
 def write(site, **options):
     """Have files and settings as these options say. Return settings, change, revision."""
     given = {name.replace("_", "-"): value for name, value in options.items()}
     made = make_plan(unit("web", options=given)).ci.own.web
-    read_once, changed = web_files.write(made)
+    read_once, changed = site.write(made)
     revision, wrote = service.ensure_settings(
-        site / "web.env", "web.env", web_files.settings(made), *read_once
+        site.environment, "web.env", site.settings(made), *read_once
     )
     told = {}
-    for line in (site / "web.env").read_text().splitlines():
+    for line in site.environment.read_text().splitlines():
         name, equals, value = line.partition("=")
         if equals and not name.startswith("#"):
             assert name not in told, f"{name} is said twice"
@@ -75,10 +59,10 @@ def test_settings_are_written_once_and_go_with_their_secret(site):
     told, changed, first = write(site, web_settings_secret=fields)
     assert changed
     assert told["CONCOURSE_OIDC_CLIENT_SECRET"] == "s `x` $y"
-    path = site / "keys/web-oidc-ca-cert"
+    path = site.keys / "web-oidc-ca-cert"
     assert told["CONCOURSE_OIDC_CA_CERT"] == str(path)
     assert path.read_text() == "PEM\nPEM\n"
-    for one in (path, site / "web.env"):
+    for one in (path, site.environment):
         assert one.stat().st_mode & 0o777 == 0o600
     again = write(site, web_settings_secret=fields)
     assert again == (told, False, first)
@@ -86,10 +70,10 @@ def test_settings_are_written_once_and_go_with_their_secret(site):
     assert second != first, "web has to read the file anew"
     told, _, _ = write(site)
     assert not [name for name in told if "OIDC" in name or "LDAP" in name]
-    assert not list((site / "keys").glob("web-*"))
+    assert not list(site.keys.glob("web-*"))
     write(site, web_settings_secret=fields)
-    assert web_files.remove()
-    assert list((site / "keys").iterdir()) == []
+    assert site.remove()
+    assert list(site.keys.iterdir()) == []
 
 
 def test_a_key_is_told_with_the_one_before(site):
@@ -112,7 +96,7 @@ def test_a_key_is_told_with_the_one_before(site):
 def test_another_ca_of_the_database_is_read_anew(site):
     made = make_plan(unit("web")).ci.own.web
     one, two = (
-        web_files.write(
+        site.write(
             dataclasses.replace(made, database=dataclasses.replace(made.database, ca=text))
         )[0]
         for text in ("one", "two")
@@ -123,16 +107,20 @@ def test_another_ca_of_the_database_is_read_anew(site):
 def test_metrics_stay_on_the_machine(site):
     told, _, _ = write(site)
     assert told["CONCOURSE_PROMETHEUS_BIND_IP"] == "127.0.0.1"
-    assert concourse_web.metrics_port() == int(told["CONCOURSE_PROMETHEUS_BIND_PORT"]) == 9391
+    assert (
+        concourse_web.metrics_port(site.environment)
+        == int(told["CONCOURSE_PROMETHEUS_BIND_PORT"])
+        == 9391
+    )
     told, _, _ = write(site, web_metrics_port=0)
     assert not [name for name in told if "PROMETHEUS" in name]
-    assert concourse_web.metrics_port() is None
+    assert concourse_web.metrics_port(site.environment) is None
 
 
 def test_several_hosts_of_a_database_are_tried_in_turn(site):
     made = make_plan(unit("web")).ci.own.web
     database = dataclasses.replace(made.database, others=("10.0.0.8",))
-    values = web_files.settings(dataclasses.replace(made, database=database))
+    values = site.settings(dataclasses.replace(made, database=database))
     text = templates.render(
         service.TEMPLATES, "web.env", quoted=escaping.environment_value, revision="", **values
     )

@@ -11,11 +11,10 @@ import pytest
 from cryptography import x509
 from ops import testing
 
-from ci.concourse import service
 from ci.concourse.plan import messages
 from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
-from ci.concourse.web import tls as web_tls
+from ci.concourse.web.tls import Signing
 from options import certificates as read
 from plan import plan
 from tests import certificates, once
@@ -30,15 +29,16 @@ URL = "https://ci.example.com"
 
 
 @pytest.fixture
-def folder(monkeypatch, tmp_path):
-    """Web's folder, in a place of the test's own."""
-    monkeypatch.setattr(service, "KEYS", tmp_path)
-    monkeypatch.setattr(service, "ensure_keys_folder", lambda: False)
-    monkeypatch.setattr(web_health, "CERTIFICATE", tmp_path / "tls_certificate.pem")
-    monkeypatch.setattr(web_tls, "_KEY", tmp_path / "key")
-    monkeypatch.setattr(web_tls, "_new_key", lambda: once.rsa_key(3))
-    monkeypatch.setattr(web_tls, "_REQUEST", tmp_path / "request")
-    return tmp_path
+def signing(tmp_path):
+    """Web's certificate, in a folder of the test's own."""
+    return Signing(tmp_path, lambda: once.rsa_key(3))
+
+
+@pytest.fixture
+def handed_in(rooms, signing):
+    """The same, which the charm has."""
+    rooms.hand_in(signing=signing)
+    return signing
 
 
 def test_a_pair_of_certificate_and_key():
@@ -83,10 +83,10 @@ def test_a_pair_that_can_not_be_used(fields, why):
 def test_a_web_with_a_certificate_speaks_https(options, url, port):
     made = make_plan(unit("web", options={"web-tls-secret": PAIR, **options})).ci.own.web
     assert (made.external_url, made.open_port) == (url, port)
-    assert web_files.settings(made)["tls_port"] == port
+    assert web_files.Files().settings(made)["tls_port"] == port
     made = make_plan(unit("web")).ci.own.web
     assert (made.external_url, made.open_port) == ("http://10.0.0.7:8080", 8080)
-    assert web_files.settings(made)["tls_port"] == 0
+    assert web_files.Files().settings(made)["tls_port"] == 0
 
 
 @pytest.mark.parametrize(
@@ -103,49 +103,50 @@ def test_what_does_not_go_with_a_certificate(options, code):
 @pytest.mark.parametrize(
     ("days", "near", "over"), [(90, False, False), (13, True, False), (-1, True, True)]
 )
-def test_the_end_of_a_certificate(folder, days, near, over):
-    assert web_health.certificate_end() == ("", False)
-    web_health.CERTIFICATE.write_text("damaged")
-    assert web_health.certificate_end() == ("", False)
+def test_the_end_of_a_certificate(tmp_path, days, near, over):
+    path = tmp_path / "certificate"
+    assert web_health.certificate_end(path) == ("", False)
+    path.write_text("damaged")
+    assert web_health.certificate_end(path) == ("", False)
     pem = certificates.made("a", key=1, days=days)
-    web_health.CERTIFICATE.write_text(pem)
+    path.write_text(pem)
     day = read.lifetime(pem)[2]
-    assert web_health.certificate_end() == (day if near else "", over)
+    assert web_health.certificate_end(path) == (day if near else "", over)
 
 
-def test_a_request_is_made_once_for_its_names(folder):
+def test_a_request_is_made_once_for_its_names(signing, tmp_path):
     names = ("ci.example.com", "10.0.0.7", "fd00::7")
-    assert web_tls.request(()) == web_tls.pending() == ""
-    assert list(folder.iterdir()) == []
-    first = web_tls.request(names)
-    assert web_tls.request(names) == first == web_tls.pending()
+    assert signing.request(()) == signing.pending() == ""
+    assert list(tmp_path.iterdir()) == []
+    first = signing.request(names)
+    assert signing.request(names) == first == signing.pending()
     asked = x509.load_pem_x509_csr(first.encode())
     found = asked.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(name.value) for name in found] == list(names)
-    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
-    other = web_tls.request(("other.example.com",))
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+    other = signing.request(("other.example.com",))
     assert other != first
     assert x509.load_pem_x509_csr(other.encode()).public_key() == asked.public_key()
-    assert web_tls.remove()
-    assert not web_tls.remove()
+    assert signing.remove()
+    assert not signing.remove()
 
 
-def test_a_certificate_is_asked_for_anew_before_it_ends_and_once(folder):
-    first = web_tls.request(("a",))
+def test_a_certificate_is_asked_for_anew_before_it_ends_and_once(signing, tmp_path):
+    first = signing.request(("a",))
     old = certificates.made("a", days=5, signer=9, request=first)
-    used = web_tls.certificate(old)
-    web_health.CERTIFICATE.write_text(used.chain)
+    used = signing.certificate(old)
+    signing.shown.write_text(used.chain)
     long_ago = time.time() - 190 * 86400
-    os.utime(web_tls._REQUEST, (long_ago, long_ago))
-    second = web_tls.request(("a",))
+    os.utime(tmp_path / "tls_request.pem", (long_ago, long_ago))
+    second = signing.request(("a",))
     assert second != first
-    assert web_tls.request(("a",)) == second
+    assert signing.request(("a",)) == second
     # Until the new one is there, web shows what it has.
-    assert web_tls.certificate("") == used
+    assert signing.certificate("") == used
     new = certificates.made("a", days=90, signer=9, request=second)
-    assert web_tls.certificate(new).chain == new
+    assert signing.certificate(new).chain == new
     # One for a key that is not ours is nobody's.
-    assert web_tls.certificate(LEAF) == used
+    assert signing.certificate(LEAF) == used
 
 
 def related(**data):
@@ -161,7 +162,7 @@ def web(*relations, **options):
     return state("web", [database(), *relations], **options)
 
 
-def test_an_application_signs_webs_certificate_and_goes_again(context, rooms, folder):
+def test_an_application_signs_webs_certificate_and_goes_again(context, rooms, handed_in):
     relation = related()
     waiting = context.run(context.on.relation_created(relation), web(relation))
     assert waiting.unit_status == testing.WaitingStatus(messages.text("no-certificate"))
@@ -201,10 +202,12 @@ def given(context, before, relation, text):
         "revoked",
     ],
 )  # fmt: skip
-def test_data_of_that_application_that_can_not_be_used_is_waited_for(context, rooms, folder, text):
+def test_data_of_that_application_that_can_not_be_used_is_waited_for(
+    context, rooms, handed_in, text
+):
     relation = related()
     waiting = context.run(context.on.relation_created(relation), web(relation))
-    request = web_tls.pending()
+    request = handed_in.pending()
     signed = certificates.made("192.0.2.0", signer=9, request=request)
     text = {
         "theirs": offered("another request", signed),
@@ -226,10 +229,10 @@ def test_data_of_that_application_that_can_not_be_used_is_waited_for(context, ro
         *((hostile, "(no reason is given): ") for hostile in ({}, "x", 7, None, [])),
     ],
 )
-def test_why_nobody_signs_is_one_short_line(context, rooms, folder, error, words):
+def test_why_nobody_signs_is_one_short_line(context, rooms, handed_in, error, words):
     relation = related()
     waiting = context.run(context.on.relation_created(relation), web(relation))
-    told = json.dumps([7, {"csr": 7}, {"csr": web_tls.pending(), "error": error}])
+    told = json.dumps([7, {"csr": 7}, {"csr": handed_in.pending(), "error": error}])
     changed = dataclasses.replace(
         waiting.get_relation(relation.id), remote_app_data={"request_errors": told}
     )
@@ -245,35 +248,32 @@ def test_why_nobody_signs_is_one_short_line(context, rooms, folder, error, words
     assert rooms.web is None
 
 
-def test_the_operators_own_certificate_counts(context, rooms, folder):
+def test_the_operators_own_certificate_counts(context, rooms, handed_in):
     secret = testing.Secret(PAIR)
     before = dataclasses.replace(web(related(), web_tls_secret=secret.id), secrets=[secret])
     context.run(context.on.config_changed(), before)
     assert rooms.web.tls == read.Tls(LEAF, KEY)
 
 
-@pytest.mark.parametrize(
-    ("over", "status"),
-    [
-        (False, testing.ActiveStatus("Web ready (web's certificate ends on 2026-12-01)")),
-        (
-            True,
-            testing.BlockedStatus(
-                "Web's certificate ended on 2026-12-01: juju update-secret <that of "
-                "web-tls-secret> with a new one"
-            ),
-        ),
-    ],
-)
-def test_status_says_when_a_certificate_ends(context, rooms, folder, monkeypatch, over, status):
-    monkeypatch.setattr(web_health, "certificate_end", lambda: ("2026-12-01", over))
+@pytest.mark.parametrize("days", [5, -1])
+def test_status_says_when_a_certificate_ends(context, rooms, handed_in, days):
+    pem = certificates.made("a", key=1, days=days)
+    handed_in.shown.write_text(pem)
+    day = read.lifetime(pem)[2]
     secret = testing.Secret(PAIR)
     before = dataclasses.replace(web(web_tls_secret=secret.id), secrets=[secret])
-    assert context.run(context.on.config_changed(), before).unit_status == status
+    status = context.run(context.on.config_changed(), before).unit_status
+    if days > 0:
+        assert status == testing.ActiveStatus(f"Web ready (web's certificate ends on {day})")
+    else:
+        assert status == testing.BlockedStatus(
+            f"Web's certificate ended on {day}: juju update-secret <that of web-tls-secret> with "
+            "a new one"
+        )
 
 
 @pytest.mark.parametrize("fields", [None, {"certificate": LEAF}])
-def test_a_secret_that_can_not_be_used_changes_nothing(context, rooms, folder, fields):
+def test_a_secret_that_can_not_be_used_changes_nothing(context, rooms, handed_in, fields):
     """A web that speaks HTTPS does not fall back to HTTP."""
     secret = testing.Secret(fields or {"x": "y"})
     present = [secret] if fields else []

@@ -6,16 +6,16 @@ import dataclasses
 import datetime
 import functools
 import json
+import os
+import time
 
 import ops
 import pytest
 from ops import testing
 
-from ci.concourse import service
 from ci.concourse.plan import messages
-from ci.concourse.web import health as web_health
-from ci.concourse.web import tls as web_tls
-from tests import once
+from ci.concourse.web.tls import Signing
+from tests import certificates, once
 from tests.unit.situations import database, state
 
 library = pytest.importorskip("charmlibs.interfaces.tls_certificates", reason="not installed")
@@ -112,21 +112,17 @@ class Both:
 
 
 @pytest.fixture
-def both(context, rooms, monkeypatch, tmp_path):
-    monkeypatch.setattr(service, "KEYS", tmp_path)
-    monkeypatch.setattr(service, "ensure_keys_folder", lambda: False)
-    monkeypatch.setattr(web_health, "CERTIFICATE", tmp_path / "tls_certificate.pem")
-    monkeypatch.setattr(web_tls, "_KEY", tmp_path / "key")
-    monkeypatch.setattr(web_tls, "_new_key", lambda: once.rsa_key(3))
-    monkeypatch.setattr(web_tls, "_REQUEST", tmp_path / "request")
+def both(context, rooms, tmp_path):
+    signing = Signing(tmp_path, lambda: once.rsa_key(3))
+    rooms.hand_in(signing=signing)
     both = Both(context)
-    both.rooms = rooms
+    both.rooms, both.signing = rooms, signing
     return both
 
 
 def shown(both):
     """The certificate that web is told to show, and has from now on."""
-    web_health.CERTIFICATE.write_text(both.rooms.web.tls.chain)
+    both.signing.shown.write_text(both.rooms.web.tls.chain)
     return both.rooms.web.tls.chain
 
 
@@ -165,18 +161,19 @@ def test_a_certificate_that_is_revoked_stays_until_another_is_there(both):
     assert shown(both) != first
 
 
-def test_it_is_renewed_before_it_ends(both, monkeypatch):
+def test_it_is_renewed_before_it_ends(both, tmp_path):
     both.sign()
-    first, request = shown(both), web_tls.pending()
-    monkeypatch.setattr(web_health, "certificate_end", lambda: ("2026-12-01", False))
-    monkeypatch.setattr(web_tls, "_is_renewal_due", lambda _: web_tls.pending() == request)
+    first, request = shown(both), both.signing.pending()
+    # The same certificate near its end, and the request of its first days.
+    both.signing.shown.write_text(certificates.made("a", days=5, signer=9, request=request))
+    long_ago = time.time() - 190 * 86400
+    os.utime(tmp_path / "tls_request.pem", (long_ago, long_ago))
     both.step()
-    assert web_tls.pending() != request
+    assert both.signing.pending() != request
     # Who signs takes the former away, since nobody asks for it any more.
-    both.sign()
-    monkeypatch.setattr(web_health, "certificate_end", lambda: ("", False))
-    assert both.step() == testing.ActiveStatus("Web ready")
+    assert both.sign() == both.step()
     assert shown(both) != first
+    assert both.step() == testing.ActiveStatus("Web ready")
     assert len(json.loads(both.answered.local_app_data["certificates"])) == 1
 
 

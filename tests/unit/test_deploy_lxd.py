@@ -26,25 +26,43 @@ ACCESS = {"username": "admin", "password": "pass word", "url": "http://10.0.0.5:
 
 
 class Cloud:
-    """A Juju and its model: what it says, and what it has been told.
+    """A machine with a Juju and its model: what it says, and what it has been told.
 
     `script` is what the worker says at each look, the last of it from then on.
     """
 
     def __init__(self):
         self.apps, self.cards, self.told = {}, [card(ONE)], []
-        self.fails = ""
-        self.script, self.looks, self.now = ["active"], 0, 0.0
+        self.fails, self.answer = "", "y"
+        self.access = {"web/0": {"status": "completed", "results": ACCESS}}
+        self.script, self.looks, self.time = ["active"], 0, 0.0
         self.machines_after = 0
         self.silent = range(0)  # looks that get no answer
-        self.release = {"ID": "ubuntu", "VERSION_ID": "24.04"}
+        self.system = {"ID": "ubuntu", "VERSION_ID": "24.04"}
+        self.refused = None  # the class of the script's refusals
+
+    def read(self, _prompt):
+        return self.answer
+
+    def release(self):
+        return self.system
+
+    def packed(self):
+        self.told.append("scripts/pack")
+        return CHARM
+
+    def sleep(self, seconds):
+        self.time += seconds
+
+    def now(self):
+        return self.time
 
     def ask(self, *command):
         match command:
             case ("juju", "status", *_):
                 return json.dumps(self.status())
             case ("juju", "run", *_, "get-admin-password", "--format", "json"):
-                return json.dumps({"web/0": {"status": "completed", "results": ACCESS}})
+                return json.dumps(self.access)
             case ("lxc", "query", "/1.0/resources"):
                 return json.dumps({"gpu": {"cards": self.cards}})
         raise AssertionError(command)
@@ -95,26 +113,13 @@ def script():
 
 
 @pytest.fixture
-def call(script, monkeypatch, capsys):
+def call(script, capsys):
     """Run the command for a cloud; answers exit status and everything it said."""
 
-    def pack(cloud):
-        cloud.told.append("scripts/pack")
-        return CHARM
-
     def call(cloud, *arguments, answer="y"):
-        cloud.refused = script.Refused
-        monkeypatch.setattr(script, "ask", cloud.ask)
-        monkeypatch.setattr(script, "show", cloud.show)
-        monkeypatch.setattr(script, "packed", lambda: pack(cloud))
-        monkeypatch.setattr(script.platform, "freedesktop_os_release", lambda: cloud.release)
-        monkeypatch.setattr(script.time, "monotonic", lambda: cloud.now)
-        monkeypatch.setattr(
-            script.time, "sleep", lambda seconds: setattr(cloud, "now", cloud.now + seconds)
-        )
-        monkeypatch.setattr("builtins.input", lambda prompt: answer)
+        cloud.refused, cloud.answer = script.Refused, answer
         cloud.looks = 0
-        status = script.main([*arguments])
+        status = script.main(cloud, [*arguments])
         told = capsys.readouterr()
         return status, told.out + told.err
 
@@ -167,7 +172,7 @@ def test_it_goes_on_where_it_stopped(call, broken):
 
 def test_a_charm_that_is_packed_already_is_taken(call, tmp_path, monkeypatch):
     cloud = Cloud()
-    cloud.release = {"ID": "debian", "VERSION_ID": "12"}
+    cloud.system = {"ID": "debian", "VERSION_ID": "12"}
     monkeypatch.chdir(tmp_path)
     status, said = call(cloud, "--charm", "my.charm")
     assert (status, f"there is no file {tmp_path}/my.charm" in said) == (1, True)
@@ -180,7 +185,7 @@ def test_a_charm_that_is_packed_already_is_taken(call, tmp_path, monkeypatch):
 @pytest.mark.parametrize("release", [{"ID": "debian", "VERSION_ID": "12"}, {"ID": "arch"}])
 def test_nothing_is_packed_that_juju_does_not_deploy(call, release):
     cloud = Cloud()
-    cloud.release = release
+    cloud.system = release
     status, said = call(cloud)
     assert (status, cloud.told) == (1, [])
     assert f"this machine is {'@'.join(release.values())}, and a charm is packed for" in said
@@ -220,7 +225,7 @@ def test_a_controller_that_restarts_meanwhile_is_waited_for(call):
         1,
         True,
     )
-    assert 120 <= cloud.now < 140
+    assert 120 <= cloud.time < 140
 
 
 @pytest.mark.parametrize("kind", ["blocked", "error"])
@@ -231,7 +236,7 @@ def test_a_unit_that_stays_stuck_is_told(call, kind):
     assert status == 1
     assert f"worker/0 is stuck: {kind}: out of order; run this again when that is fixed" in said
     # Juju has it look every five minutes.
-    assert cloud.now > 300
+    assert cloud.time > 300
 
 
 def test_what_never_comes_is_waited_for_no_longer_than_was_said(call):
@@ -242,7 +247,7 @@ def test_what_never_comes_is_waited_for_no_longer_than_was_said(call):
         1,
         True,
     )
-    assert 600 <= cloud.now < 700
+    assert 600 <= cloud.time < 700
 
 
 @pytest.mark.parametrize(
@@ -270,20 +275,20 @@ def test_wrong_use_is_refused_before_anything_is_done(call, change, expected):
     assert (status, cloud.changes()) == (1, [])
 
 
-def test_a_command_that_fails_is_named(script, monkeypatch, capfd, tmp_path):
-    script.show(["/bin/echo", "hello"], 30)
+def test_a_command_that_fails_is_named(script, capfd, tmp_path):
+    script.Host().show(["/bin/echo", "hello"], 30)
     assert capfd.readouterr().out == "+ /bin/echo hello\nhello\n"
     with pytest.raises(script.Refused, match=r"^/bin/false failed: see the lines above"):
-        script.show(["/bin/false"], 30)
+        script.Host().show(["/bin/false"], 30)
     with pytest.raises(script.Refused, match="no-such is not installed here"):
-        script.show([str(tmp_path / "no-such")], 30)
+        script.Host().show([str(tmp_path / "no-such")], 30)
 
 
-def test_a_password_that_is_not_told_is_no_success(script, monkeypatch):
-    failed = {"web/0": {"status": "failed", "message": "This unit runs no web"}}
-    monkeypatch.setattr(script, "ask", lambda *command: json.dumps(failed))
+def test_a_password_that_is_not_told_is_no_success(script):
+    cloud = Cloud()
+    cloud.access = {"web/0": {"status": "failed", "message": "This unit runs no web"}}
     with pytest.raises(script.Refused, match="get-admin-password: This unit runs no web"):
-        script.tell_access(script.Model("", script.APART))
+        script.tell_access(script.Model(cloud, "", script.APART))
 
 
 def test_what_a_unit_says_changes_no_terminal(call):

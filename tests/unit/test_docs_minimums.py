@@ -13,7 +13,7 @@ from gpu_agent.gpu.vendors.nvidia.xid import Log
 from gpu_selftest.check import Outcome
 from gpu_selftest.quick import gpu_checks
 from options.table import Minimums
-from tests.unit.host_site import Room, Site
+from tests.unit.host_site import Site
 from tests.unit.situations import GPUS, ROOT, parse
 from tests.unit.test_selftest_gpu_checks import HEALTHY
 
@@ -39,7 +39,6 @@ def minimums():
 @pytest.fixture
 def judge(tmp_path, monkeypatch):
     """Says how each check of a minimum ends on a machine like FITS, with these changes."""
-    monkeypatch.setattr(os, "statvfs", lambda path: Room(200))
 
     def judge(**changes):
         has, asked = FITS | changes, minimums()

@@ -12,17 +12,14 @@ from actions import driver_upgrade as action
 from actions.driver_upgrade import UpgradeError
 from gpu_agent import paths as wrapper
 from gpu_agent.availability import quarantine
-from gpu_agent.gpu.vendors.nvidia import driver_state
 from gpu_agent.model.host import Driver
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.lease_table import Holder
-from gpu_selftest import service, settings
-from host import nvidia_driver_change as driver_change
+from host.nvidia_driver_change import Choice
 from lifecycle.driver_upgrade import gpu_pool as pool
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade import steps as walk
-from machine import locks
 from tests.unit import driver_world
 from tests.unit.driver_world import NEW, OLD, OTHER, REQUEST, Killed, is_done, settle, upgrade
 from tests.unit.situations import GPUS
@@ -108,40 +105,40 @@ def test_refused_in_words_and_nothing_changed(world, case, way):
         setattr(world, name, dataclasses.replace(old, **value) if name == "found" else value)
     rest = [None, world.said.append] if way is action.upgrade else []
     with pytest.raises(UpgradeError) as refused:
-        way(dataclasses.replace(REQUEST, **wish), *rest)
+        way(dataclasses.replace(REQUEST, **wish), *rest, world)
     assert words in str(refused.value)
     assert (world.steps, world.quarantined(), driver_record.read()) == ([], {}, None)
 
 
-def test_no_driver_is_nothing_to_upgrade(world, monkeypatch):
-    monkeypatch.setattr(driver_state, "look", Driver)
+def test_no_driver_is_nothing_to_upgrade(world):
+    world.found, world.installed, world.loaded = Driver(), Choice("", "", {}), ""
     with pytest.raises(UpgradeError, match="This machine has no NVIDIA driver"):
         upgrade(world)
 
 
-def test_refused_where_tasks_get_no_gpu(world, monkeypatch):
-    monkeypatch.setattr(settings, "read", lambda: None)
+def test_refused_where_tasks_get_no_gpu(world):
+    world.kept = None
     with pytest.raises(UpgradeError, match="juju config worker enable-gpu=true"):
         upgrade(world)
 
 
 def test_refused_while_a_self_test_runs(world):
-    refused = pytest.raises(UpgradeError, match=r"A self-test runs \(pid 7, level burn-in\)")
-    with locks.hold(service.LOCK, "pid 7, level burn-in"), refused:
+    world.others = "pid 7, level burn-in"
+    with pytest.raises(UpgradeError, match=r"A self-test runs \(pid 7, level burn-in\)"):
         upgrade(world)
     assert world.quarantined() == {}
 
 
 def test_refused_while_another_is_half_way(world):
-    world.users = ("pid 4711 (python3)",)
+    world.used_by = ("pid 4711 (python3)",)
     upgrade(world)
     with pytest.raises(UpgradeError, match=r"not finished: driver upgrade .*: loading"):
         upgrade(world)
 
 
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(world):
-    world.users = ("pid 4711 (python3)",)
-    assert action.preview(REQUEST) == {
+    world.used_by = ("pid 4711 (python3)",)
+    assert action.preview(REQUEST, world) == {
         "from": "580.65.06 of 580-server",
         "to": "580.95.05 of 580-server",
         "packages": "changes: ['nvidia-utils-580-server']",
@@ -152,9 +149,9 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(world):
     assert (world.steps, world.quarantined(), driver_record.read()) == ([], {}, None)
 
 
-def test_a_dry_run_says_that_there_is_no_way_back(world, monkeypatch):
-    monkeypatch.setattr(driver_change, "lost", lambda _: "nvidia-utils-580-server 580.65.06-0")
-    shown = action.preview(REQUEST)["way-back"]
+def test_a_dry_run_says_that_there_is_no_way_back(world):
+    world.gone = "nvidia-utils-580-server 580.65.06-0"
+    shown = action.preview(REQUEST, world)["way-back"]
     assert shown == "none: the archives no longer have nvidia-utils-580-server 580.65.06-0"
 
 
@@ -211,7 +208,7 @@ def test_after_the_wait_the_gpus_are_back_and_the_job_is_named(world, job):
 def test_leases_that_can_not_be_read_are_not_taken_for_none(world):
     wrapper.STORE.mkdir()
     (wrapper.STORE / "leases.json").write_text("{")
-    assert "cannot be read" in action.preview(REQUEST)["jobs"]
+    assert "cannot be read" in action.preview(REQUEST, world)["jobs"]
     with pytest.raises(UpgradeError, match="unknown holders, since the leases cannot be read"):
         upgrade(world, wait=0)
     assert is_done(world, OLD)
@@ -226,7 +223,7 @@ def test_what_else_keeps_a_gpu_out_of_use_stays(world):
 
 
 def test_a_module_in_use_needs_a_reboot_which_ends_the_upgrade(world):
-    world.users = ("pid 4711 (python3)",)
+    world.used_by = ("pid 4711 (python3)",)
     shown = upgrade(world)
     assert shown["state"] == ("reboot needed: driver 580.95.05 is installed, 580.65.06 is loaded")
     assert shown["in-use-by"] == "pid 4711 (python3)"
@@ -235,7 +232,7 @@ def test_a_module_in_use_needs_a_reboot_which_ends_the_upgrade(world):
     assert world.steps == ["install"], "as long as it is in use no service is stopped for nothing"
     assert walk.said().endswith(": loading")
 
-    world.users, world.loaded = (), NEW.version
+    world.used_by, world.loaded = (), NEW.version
     assert settle(world) is True
     assert is_done(world, NEW)
     assert world.steps == ["install", "start", "follow"]
@@ -249,10 +246,14 @@ def test_a_module_that_nobody_has_in_use_any_more_is_loaded_without_a_reboot(wor
     assert is_done(world, NEW)
 
 
-def test_killed_while_it_waits_the_next_hook_brings_the_gpus_back(world, job, monkeypatch):
-    monkeypatch.setattr(pool, "occupants", lambda: (_ for _ in ()).throw(Killed))
+@pytest.mark.usefixtures("job")
+def test_killed_while_it_waits_the_next_hook_brings_the_gpus_back(world):
+    def say(line):
+        if "waiting for container abc" in line:
+            raise Killed
+
     with pytest.raises(Killed):
-        upgrade(world)
+        action.upgrade(REQUEST, world.drainer, say, world)
     assert len(world.quarantined()) == 2
     assert settle(world) is True
     assert is_done(world, OLD)

@@ -11,7 +11,6 @@ from actions import driver_upgrade as action
 from actions.driver_upgrade import UpgradeError
 from gpu_agent.availability import quarantine
 from gpu_agent.model import errors
-from gpu_selftest import service, settings
 from gpu_selftest.check import Level, Outcome
 from lifecycle.driver_upgrade import gpu_pool as pool
 from lifecycle.driver_upgrade import record as driver_record
@@ -42,7 +41,7 @@ def test_a_driver_that_fails_is_taken_back(world):
     assert failed.value.results["state"].startswith("self-test passed")
     assert is_done(world, OLD)
     assert "rolled back: grant failed: failed with 580.95.05" in walk.said()
-    assert action.preview(REQUEST)["last"] == walk.said()
+    assert action.preview(REQUEST, world)["last"] == walk.said()
     world.fails = {}
     upgrade(world)
     assert is_done(world, NEW)
@@ -85,29 +84,21 @@ def test_modules_that_can_not_be_loaded_bring_the_old_driver_back(world):
     assert is_done(world, OLD)
 
 
-def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(
-    world, monkeypatch, tmp_path
-):
-    missing = dataclasses.replace(KEPT, runc=str(tmp_path / "runc"))
-    monkeypatch.setattr(settings, "read", lambda: missing)
+def test_without_a_release_of_concourse_the_new_driver_waits_for_its_test(world, tmp_path):
+    world.kept = dataclasses.replace(KEPT, runc=str(tmp_path / "runc"))
     shown = upgrade(world)
     why = f"the self-test needs {tmp_path}/runc, which is not there yet"
     assert shown["state"] == f"self-test incomplete: {why}"
     assert shown["next"].endswith("gpu-selftest level=isolation")
     assert world.installed == NEW
     assert walk.said().endswith(driver_record.Step.TEST.value)
-    monkeypatch.setattr(settings, "read", lambda: KEPT)
+    world.kept = KEPT
     settle(world)
     assert (world.installed, walk.said()) == (NEW, "")
 
 
-def test_a_self_test_that_ends_without_a_verdict_brings_the_old_driver_back(world, monkeypatch):
-    def hang(*_):
-        if world.loaded == NEW.version:
-            raise service.SelftestError("The self-test ended without a verdict: out of time")
-        return world.follow(*_)
-
-    monkeypatch.setattr(service, "follow", hang)
+def test_a_self_test_that_ends_without_a_verdict_brings_the_old_driver_back(world):
+    world.hangs_with = NEW.version
     with pytest.raises(UpgradeError, match=r"out of time.* Rolled back .* passed"):
         upgrade(world)
     assert is_done(world, OLD)
@@ -164,23 +155,19 @@ def test_modules_that_can_not_be_loaded_for_now_are_at_the_next_event(world, goe
     assert is_done(world, target)
 
 
-def test_a_gpu_that_is_no_longer_chosen_delays_nothing(world, monkeypatch):
-    world.users = ("pid 4711 (python3)",)
+def test_a_gpu_that_is_no_longer_chosen_delays_nothing(world):
+    world.used_by = ("pid 4711 (python3)",)
     upgrade(world)
-    world.users, world.loaded = (), NEW.version
-    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=GPUS[:1]))
-    monkeypatch.setattr(driver_world, "GPUS", GPUS[:1])
-    monkeypatch.setattr(driver_world, "KEPT", settings.read())
+    world.used_by, world.loaded = (), NEW.version
+    world.kept = dataclasses.replace(KEPT, gpus=GPUS[:1])
     assert settle(world) is True
     assert driver_record.read() is None
     assert world.quarantined() == {GPUS[1].uuid: pool.CHECK}, "it has not been tested"
 
 
-def test_a_worker_that_fails_as_a_whole_speaks_against_the_driver_without_gpus_too(
-    world, monkeypatch
-):
+def test_a_worker_that_fails_as_a_whole_speaks_against_the_driver_without_gpus_too(world):
     """As where the settings were written while no GPU could be used."""
-    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=()))
+    world.kept = dataclasses.replace(KEPT, gpus=())
     world.fails = {NEW.version: {"": Outcome.FAILED}}
     with pytest.raises(UpgradeError, match="grant failed"):
         upgrade(world)
@@ -200,12 +187,12 @@ def test_a_gpu_that_could_not_be_tested_stays_out_until_a_test_passes(world):
     assert driver_record.read() is None
 
 
-def test_another_self_test_is_waited_for_and_proves_nothing(world, monkeypatch):
+def test_another_self_test_is_waited_for_and_proves_nothing(world):
     """It may have begun before the driver was loaded."""
-    with monkeypatch.context() as patch:
-        patch.setattr(service, "wait_for_others", lambda _: "pid 7")
-        assert upgrade(world)["state"] == "self-test incomplete: a self-test still runs"
-        assert settle(world) is False
+    world.joins = "pid 7"
+    assert upgrade(world)["state"] == "self-test incomplete: a self-test still runs"
+    assert settle(world) is False
+    world.others = ""
     world.test()
     assert settle(world) is True
     assert world.steps == ["install", "reload", "start", "follow"]
@@ -250,11 +237,11 @@ def test_killed_at_any_step_back_the_next_hook_ends_it(world, step):
     assert is_done(world, OLD)
 
 
-def test_where_tasks_get_no_gpu_any_more_nothing_is_tested(world, monkeypatch):
+def test_where_tasks_get_no_gpu_any_more_nothing_is_tested(world):
     world.dies_in = "install"
     with pytest.raises(Killed):
         upgrade(world)
-    monkeypatch.setattr(settings, "read", lambda: None)
+    world.kept = None
     assert settle(world) is True
     assert (world.installed, driver_record.read()) == (NEW, None)
     # selftest-on-start=false leaves the rest to the operator.

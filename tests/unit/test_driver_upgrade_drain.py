@@ -6,16 +6,10 @@ import pytest
 
 from actions import driver_upgrade as action
 from actions.driver_upgrade import UpgradeError
-from ci.concourse.worker import worker as concourse_worker
-from ci.concourse.worker.drainable import Worker
-from lifecycle import drain, drain_record
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade.record import Step
-from tests.unit import drain_rig, driver_world
+from tests.unit import driver_world
 from tests.unit.driver_world import NEW, OLD, is_done, settle, upgrade
-from tests.unit.situations import Rooms
-
-DRAINER = drain.Drainer(Worker())
 
 HOURS = 7200
 
@@ -26,12 +20,10 @@ def world(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def worker(world, monkeypatch, tmp_path):
+def worker(world):
     """A worker that runs as process 4711, with a step of a build."""
-    rooms = Rooms(machine_folder=tmp_path, pid=4711, steps=("4f0c",))
-    drain_rig.replace(rooms, monkeypatch)
-    monkeypatch.setattr(drain_record, "boot", lambda: "boot")
-    monkeypatch.setattr(concourse_worker, "name", lambda: "ci-worker-0")
+    rooms = world.rooms
+    rooms.worker_name, rooms.pid, rooms.steps = "ci-worker-0", 4711, ("4f0c",)
     return rooms
 
 
@@ -48,7 +40,7 @@ def test_the_action_ends_while_builds_run_and_says_how_it_goes_on(world):
     assert settle(world) is False, "the next hook finds builds still"
     assert any(line.startswith("Draining (1 step left, 0m of 2h)") for line in world.said)
     with pytest.raises(UpgradeError, match="It continues at the charm's next event"):
-        action.preview(driver_world.REQUEST)
+        action.preview(driver_world.REQUEST, world)
 
 
 def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
@@ -57,7 +49,7 @@ def test_a_hook_goes_on_when_the_worker_has_landed(world, worker):
     assert settle(world) is True
     assert is_done(world, NEW)
     assert driver_record.read() is None
-    assert not DRAINER.keeps_down()
+    assert not world.drainer.keeps_down()
 
 
 def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
@@ -73,17 +65,16 @@ def test_it_goes_on_without_the_builds_after_the_time_out(world, worker):
 
 def test_resume_gives_it_up(world, worker):
     upgrade(world, wait=0, timeout=HOURS)
-    assert "cancelled" in DRAINER.resume("worker/0")["state"]
+    assert "cancelled" in world.drainer.resume("worker/0")["state"]
     assert "worker.take_up" in worker.calls
     assert settle(world) is True
     assert is_done(world, OLD)
     assert driver_record.read() is None
 
 
-def test_a_reboot_meanwhile_does_not_end_it(world, worker, monkeypatch):
+def test_a_reboot_meanwhile_does_not_end_it(world, worker):
     upgrade(world, wait=0, timeout=HOURS)
-    worker.pid, worker.steps = 0, ()
-    monkeypatch.setattr(drain_record, "boot", lambda: "second boot")
+    worker.pid, worker.steps, worker.boot = 0, (), "second boot"
     assert settle(world) is True
     assert is_done(world, NEW)
 

@@ -2,27 +2,27 @@
 # See LICENSE file for licensing details.
 """Our runtime in podman's and Docker's configuration, and those as they were afterwards."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import shutil
 import subprocess
+import types
 
 import pytest
 from ops import testing
 
-from gpu_agent.engines import front
 from gpu_agent.engines import registry as registration
-from gpu_agent.engines.docker import containerd_unit as docker_unit
-from gpu_agent.engines.docker import daemon_json as docker
-from gpu_agent.engines.docker import engine as docker_engine
 from gpu_agent.engines.docker import json_edit as json_text
+from gpu_agent.engines.docker.daemon_json import _MADE, DaemonJson
+from gpu_agent.engines.docker.engine import Docker
 from gpu_agent.engines.engine import Engine, EngineError, EnginesPlan
-from gpu_agent.engines.podman import config as podman
+from gpu_agent.engines.front import Front
+from gpu_agent.engines.podman.config import Config
 from gpu_agent.model.keep import Keep
-from machine import files, systemd
-from machine import process as machine_process
 from machine.process import Completed
+from tests.killing import killed_at
 from tests.unit.situations import gpu_unit, make_plan, state, tsa
 
 OURS = {"path": "/opt/gpu-ci/engines/gpu-ci"}
@@ -41,40 +41,48 @@ TEXTS = (
 )
 
 
-@pytest.fixture
-def site(tmp_path, monkeypatch):
-    """A machine's files in a folder, with a Docker that takes every file."""
-    monkeypatch.setattr(docker, "CONFIG", tmp_path / "etc/docker/daemon.json")
-    monkeypatch.setattr(podman, "DROP_IN", tmp_path / "conf/containers.conf.d/gpu-ci.conf")
-    monkeypatch.setattr(podman, "_FOLDER", tmp_path / "conf/containers.conf.d")
-    monkeypatch.setattr(podman, "_MAIN", tmp_path / "conf/containers.conf")
-    (tmp_path / "etc").mkdir()
-    monkeypatch.setattr(docker, "program", lambda name="dockerd": f"/usr/bin/{name}")
-    monkeypatch.setattr(docker, "_NOTE", tmp_path / "gpu-ci/daemon.json")
-    said = {"code": 0, "text": "", "runs": True, "calls": []}
+class Daemon:
+    """Docker's answers: it knows of a runtime what its file says outright, as on SIGHUP."""
 
-    def run(argv, **_):
-        """Docker's answers: it knows of a runtime what its file says outright, as on SIGHUP."""
-        said["calls"].append(" ".join(argv[:2]))
+    def __init__(self, config):
+        self.config = config
+        self.code, self.text, self.calls = 0, "", []
+        self.told = {}
+
+    def run(self, argv, **_):
+        self.calls.append(" ".join(argv[:2]))
         if "--validate" in argv:
-            return Completed(said["code"], said["text"], "")
-        if said["text"] != "deaf" and docker.CONFIG.exists():
-            found = json.loads(docker.CONFIG.read_text())
-            said.update(
-                {key: found[key] for key in ("runtimes", "default-runtime") if key in found}
-            )
-        runtimes, default = said.get("runtimes", {}), said.get("default-runtime", "runc")
+            return Completed(self.code, self.text, "")
+        if self.text != "deaf" and self.config.exists():
+            found = json.loads(self.config.read_text())
+            self.told |= {
+                key: found[key] for key in ("runtimes", "default-runtime") if key in found
+            }
+        runtimes, default = self.told.get("runtimes", {}), self.told.get("default-runtime", "runc")
         return Completed(0, f"{json.dumps(runtimes)} {default}\n", "")
 
-    monkeypatch.setattr(machine_process, "run", run)
-    monkeypatch.setattr(systemd, "reload", lambda _: said["runs"])
-    monkeypatch.setattr(docker, "_PATIENCE", 0)
-    return said
+
+@pytest.fixture
+def podman(tmp_path):
+    return Config(tmp_path / "conf")
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A Docker that takes every file."""
+    (tmp_path / "etc").mkdir()
+    return Daemon(tmp_path / "etc/docker/daemon.json")
+
+
+@pytest.fixture
+def docker(site, tmp_path):
+    note = tmp_path / "gpu-ci/daemon.json"
+    return DaemonJson(site.config, note, "/usr/bin/{}".format, site.run, lambda _: True, 0)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 @pytest.mark.parametrize("default", [False, True])
-def test_another_key_and_back(text, default):
+def test_another_key_and_back(docker, text, default):
     """Every letter of others stays, and in the end the file is as it was."""
     if default and "gpu-ci-not" in (text or ""):
         return
@@ -91,7 +99,7 @@ def test_another_key_and_back(text, default):
         # Whether somebody had a table without a runtime can't be told, and means nothing.
         assert "gpu-ci/" not in back
     else:
-        assert back == (docker._MADE if text is None else text)
+        assert back == (_MADE if text is None else text)
     assert (
         docker.merged(docker.merged(text, default=True), default=False)
         == (docker.merged(text, default=False))
@@ -117,130 +125,131 @@ def test_another_key_and_back(text, default):
         ('{"default-runtime": "runc"}', True, "default runtime to runc: remove that"),
     ],
 )
-def test_what_is_there_is_never_overwritten(site, text, default, said):
-    docker.CONFIG.parent.mkdir()
-    docker.CONFIG.write_text(text)
+def test_what_is_there_is_never_overwritten(docker, text, default, said):
+    docker.config.parent.mkdir()
+    docker.config.write_text(text)
     with pytest.raises(EngineError, match=said):
         docker.ensure(default=default)
-    assert docker.CONFIG.read_text() == text
+    assert docker.config.read_text() == text
     assert not docker.remove()
-    assert docker.CONFIG.read_text() == text
+    assert docker.config.read_text() == text
 
 
-def test_docker_has_it_and_has_it_no_more(site):
+def test_docker_has_it_and_has_it_no_more(site, docker):
     assert docker.ensure(default=True)
-    assert json.loads(docker.CONFIG.read_text()) == {
+    assert json.loads(docker.config.read_text()) == {
         "runtimes": {"gpu-ci": OURS}, "default-runtime": "gpu-ci"
     }  # fmt: skip
-    assert site["calls"] == ["/usr/bin/dockerd --validate", "/usr/bin/docker info"]
+    assert site.calls == ["/usr/bin/dockerd --validate", "/usr/bin/docker info"]
     assert not docker.ensure(default=True)
     assert docker.ensure(default=False)
-    assert site["default-runtime"] == "runc"
+    assert site.told["default-runtime"] == "runc"
     assert docker.remove()
-    assert site["runtimes"] == {}, "a daemon that runs would go on with what is no more"
-    assert not docker.CONFIG.parent.exists()
+    assert site.told["runtimes"] == {}, "a daemon that runs would go on with what is no more"
+    assert not docker.config.parent.exists()
     assert not docker.remove()
 
 
-def kill(change, monkeypatch, **words):
-    """Have a hook killed between the file and the signal by which Docker reads it."""
+@pytest.fixture
+def killed(docker):
+    """A hook that is killed between the file and the signal by which Docker reads it."""
 
-    def killed(_):
+    def reload(_):
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(systemd, "reload", killed)
-        with pytest.raises(KeyboardInterrupt):
-            change(**words)
+    return dataclasses.replace(docker, reload=reload)
 
 
-def test_a_hook_killed_while_docker_reads_leaves_nothing(site, monkeypatch):
-    docker.CONFIG.parent.mkdir()
-    docker.CONFIG.write_text('{"debug": true}')
+def test_a_hook_killed_while_docker_reads_leaves_nothing(docker, killed):
+    docker.config.parent.mkdir()
+    docker.config.write_text('{"debug": true}')
     docker.ensure(default=True)
-    kill(docker.remove, monkeypatch)
-    assert docker.CONFIG.read_text() != '{"debug": true}'
+    with pytest.raises(KeyboardInterrupt):
+        killed.remove()
+    assert docker.config.read_text() != '{"debug": true}'
     assert docker.remove()
-    assert docker.CONFIG.read_text() == '{"debug": true}'
-    assert not docker._NOTE.exists()
+    assert docker.config.read_text() == '{"debug": true}'
+    assert not docker.note.exists()
 
 
-def test_what_a_person_has_written_after_a_killed_hook_stays(site, monkeypatch):
-    docker.CONFIG.parent.mkdir()
-    docker.CONFIG.write_text("{}")
-    kill(docker.ensure, monkeypatch, default=False)
-    docker.CONFIG.write_text('{"debug": true}')
+def test_what_a_person_has_written_after_a_killed_hook_stays(docker, killed):
+    docker.config.parent.mkdir()
+    docker.config.write_text("{}")
+    with pytest.raises(KeyboardInterrupt):
+        killed.ensure(default=False)
+    docker.config.write_text('{"debug": true}')
     docker.remove()
-    assert docker.CONFIG.read_text() == '{"debug": true}'
+    assert docker.config.read_text() == '{"debug": true}'
 
 
 @pytest.mark.parametrize("default", [False, True])
-def test_docker_is_told_what_a_killed_hook_has_not_told_it(site, monkeypatch, default):
-    kill(docker.ensure, monkeypatch, default=default)
-    assert "runtimes" not in site
+def test_docker_is_told_what_a_killed_hook_has_not_told_it(site, docker, killed, default):
+    with pytest.raises(KeyboardInterrupt):
+        killed.ensure(default=default)
+    assert "runtimes" not in site.told
     assert docker.ensure(default=default)
-    assert site["runtimes"] == {"gpu-ci": OURS}
+    assert site.told["runtimes"] == {"gpu-ci": OURS}
     assert not docker.ensure(default=default)
 
 
-def test_a_link_to_the_file_its_mode_its_group_and_odd_bytes_stay(site, tmp_path):
-    docker.CONFIG.parent.mkdir()
+def test_a_link_to_the_file_its_mode_its_group_and_odd_bytes_stay(docker, tmp_path):
+    docker.config.parent.mkdir()
     place = tmp_path / "kept/docker.json"
     place.parent.mkdir()
     place.write_bytes(b'{"labels": ["\xe9"]}')
     place.chmod(0o640)
     os.chown(place, -1, 4711)
-    docker.CONFIG.symlink_to(place)
+    docker.config.symlink_to(place)
     for change in (lambda: docker.ensure(default=False), docker.remove):
         assert change()
-        assert docker.CONFIG.readlink() == place
+        assert docker.config.readlink() == place
         found = place.stat()
         assert (found.st_mode & 0o777, found.st_gid) == (0o640, 4711)
     assert place.read_bytes() == b'{"labels": ["\xe9"]}'
     assert [one.name for one in place.parent.iterdir()] == ["docker.json"]
 
 
-def test_a_folder_in_its_place_is_said_and_is_nothing_of_ours(site):
-    docker.CONFIG.mkdir(parents=True)
+def test_a_folder_in_its_place_is_said_and_is_nothing_of_ours(docker):
+    docker.config.mkdir(parents=True)
     with pytest.raises(EngineError, match="is a folder: remove it"):
         docker.ensure(default=False)
     assert not docker.remove()
 
 
 @pytest.mark.parametrize(("code", "text"), [(1, "merge: unknown keys"), (0, "deaf")])
-def test_a_docker_that_refuses_has_its_file_back(site, code, text):
+def test_a_docker_that_refuses_has_its_file_back(site, docker, code, text):
     """Whether it says so before, or goes on without our runtime."""
-    docker.CONFIG.parent.mkdir()
-    docker.CONFIG.write_text('{"debug": true}')
-    site.update(code=code, text=text)
+    docker.config.parent.mkdir()
+    docker.config.write_text('{"debug": true}')
+    site.code, site.text = code, text
     with pytest.raises(EngineError):
         docker.ensure(default=False)
-    assert docker.CONFIG.read_text() == '{"debug": true}'
-    assert [path.name for path in docker.CONFIG.parent.iterdir()] == ["daemon.json"]
+    assert docker.config.read_text() == '{"debug": true}'
+    assert [path.name for path in docker.config.parent.iterdir()] == ["daemon.json"]
 
 
-def test_an_old_docker_can_not_look_before(site):
-    site.update(code=125, text="unknown flag: --validate")
+def test_an_old_docker_can_not_look_before(site, docker):
+    site.code, site.text = 125, "unknown flag: --validate"
     assert docker.ensure(default=False)
 
 
-def test_without_docker_the_operator_reads_what_to_do(site, monkeypatch):
-    monkeypatch.setattr(docker, "program", lambda _name="dockerd": "")
+def test_without_docker_the_operator_reads_what_to_do(docker):
+    absent = dataclasses.replace(docker, program=lambda _: "")
     with pytest.raises(EngineError, match=r"apt-get install docker\.io"):
-        docker.ensure(default=False)
+        absent.ensure(default=False)
 
 
-def test_podman_has_a_file_of_ours(site):
+def test_podman_has_a_file_of_ours(podman):
     assert podman.ensure(default=True)
-    assert podman.DROP_IN.read_text().splitlines()[1:] == [
+    assert podman.drop_in.read_text().splitlines()[1:] == [
         "[engine]", 'runtime = "gpu-ci"', "[engine.runtimes]",
         'gpu-ci = ["/opt/gpu-ci/engines/gpu-ci"]',
     ]  # fmt: skip
     assert not podman.ensure(default=True)
     assert podman.ensure(default=False)
-    assert "[engine]\n" not in podman.DROP_IN.read_text()
+    assert "[engine]\n" not in podman.drop_in.read_text()
     assert podman.remove()
-    assert not podman.DROP_IN.parent.parent.exists()
+    assert not podman.drop_in.parent.parent.exists()
     assert not podman.remove()
 
 
@@ -253,28 +262,32 @@ def test_podman_has_a_file_of_ours(site):
     ],
 )
 @pytest.mark.parametrize("name", ["containers.conf", "containers.conf.d/90-mine.conf"])
-def test_podmans_operator_comes_first(site, text, said, name):
-    path = podman._MAIN.parent / name
+def test_podmans_operator_comes_first(podman, text, said, name):
+    path = podman.folder / name
     path.parent.mkdir(parents=True)
     path.write_text(text)
     with pytest.raises(EngineError, match=said):
         podman.ensure(default=True)
     assert path.read_text() == text
-    assert not podman.DROP_IN.exists()
+    assert not podman.drop_in.exists()
 
 
 @pytest.fixture
-def calls(monkeypatch):
+def calls():
     """The calls of the front and of engines, in their order."""
-    calls = []
-    monkeypatch.setattr(front, "apply", note(calls, "front.apply"))
-    monkeypatch.setattr(front, "remove", note(calls, "front.remove"))
-    monkeypatch.setattr(front, "FRONT", pathlib.Path("/nowhere"))
-    return calls
+    return []
 
 
 def note(calls, name):
     return lambda **words: bool(calls.append((name, *words.values())))
+
+
+def stub_front(calls):
+    return types.SimpleNamespace(
+        path=pathlib.Path("/nowhere"),
+        apply=note(calls, "front.apply"),
+        remove=note(calls, "front.remove"),
+    )
 
 
 def stubs(calls, *, in_use=False):
@@ -290,98 +303,100 @@ def stubs(calls, *, in_use=False):
 
 
 def test_only_named_engines_know_it(calls):
-    engines = stubs(calls)
-    registration.ensure(EnginesPlan(("one",), ("one",), runc="/r"), engines)
-    registration.ensure(EnginesPlan(("two",), nvidia=False), engines)
+    given = stubs(calls), stub_front(calls)
+    registration.ensure(EnginesPlan(("one",), ("one",), runc="/r"), *given)
+    registration.ensure(EnginesPlan(("two",), nvidia=False), *given)
     assert calls == [
         ("front.apply", True, "/r"), ("one.ensure", True), ("two.remove",),
         ("front.apply", False, ""), ("one.remove",), ("two.ensure", False),
     ]  # fmt: skip
     calls.clear()
-    registration.ensure(Keep.AS_IS, engines)
+    registration.ensure(Keep.AS_IS, *given)
     assert calls == []
-    registration.ensure(None, engines)
+    registration.ensure(None, *given)
     # The runtime goes when nobody knows it any more.
     assert calls == [("one.remove",), ("two.remove",), ("front.remove",)]
 
 
-def test_docker_has_its_own_containerd_before_and_after_it_has_the_runtime(monkeypatch):
-    calls = []
-    for name, room in (("daemon", docker), ("unit", docker_unit)):
-        for verb in ("ensure", "remove"):
-            monkeypatch.setattr(room, verb, note(calls, f"{name}.{verb}"))
-    docker_engine.ENGINE.ensure(default=True)
-    docker_engine.ENGINE.remove()
+def test_docker_has_its_own_containerd_before_and_after_it_has_the_runtime(calls):
+    unit, file = (
+        types.SimpleNamespace(
+            ensure=note(calls, f"{name}.ensure"), remove=note(calls, f"{name}.remove")
+        )
+        for name in ("unit", "file")
+    )
+    docker = Docker(unit, file)
+    docker.ensure(default=True)
+    docker.remove()
     assert calls == [
-        ("unit.ensure",), ("daemon.ensure", True), ("daemon.remove",), ("unit.remove",)
+        ("unit.ensure",), ("file.ensure", True), ("file.remove",), ("unit.remove",)
     ]  # fmt: skip
 
 
-def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(
-    calls, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
-    front.FRONT.write_text("#!/bin/sh\n# A comment\n\nrunc='/opt/x/bin/runc'\nexec x\n")
-    monkeypatch.setattr(front, "CONFIG", tmp_path / "none")
-    absent = files.ensure_absent
-    monkeypatch.setattr(files, "ensure_absent", lambda path: absent(path) and front.FRONT.stat())
+def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(calls, tmp_path):
+    front = Front(tmp_path / "gpu-ci", tmp_path / "config")
+    front.config.mkdir()
+    runc = tmp_path / "runc"
+    runc.touch()
+    front.path.write_text(f"#!/bin/sh\n# A comment\n\nrunc='{runc}'\nexec x\n")
     engines = stubs(calls, in_use=True)
-    assert registration.remove(engines)
-    assert str(front.FRONT.readlink()) == "/opt/x/bin/runc"
-    assert not registration.remove(engines)
+    step = 1
+    while killed_at(step, lambda: registration.remove(engines, front)):
+        assert os.path.lexists(front.path)
+        step += 1
+    assert step > 2
+    assert front.path.readlink() == runc
+    assert not front.config.exists()
+    assert not registration.remove(engines, front)
 
 
-def is_in_use():
-    """Whether a container of any real engine has the runtime that front.FRONT names."""
-    return any(engine.is_in_use(str(front.FRONT)) for engine in registration.ALL)
+def is_in_use(runtime):
+    """Whether a container of any real engine has the runtime at this path."""
+    return any(engine.is_in_use(str(runtime)) for engine in registration.ALL)
 
 
-def in_use_beside(program, *words, **more):
-    """Whether the runtime counts as in use beside such a process."""
+def in_use_beside(runtime, program, *words, **more):
+    """Whether the runtime at this path counts as in use beside such a process."""
     argv = ["sh", "-c", "echo; read line", *words]
     with subprocess.Popen(argv, executable=program, stdin=-1, stdout=-1, **more) as process:
         # Its words can be read a moment after its start alone.
         assert process.stdout.readline() == b"\n"
-        return is_in_use()
+        return is_in_use(runtime)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="the package's program is root's")
-def test_a_container_of_anybodys_podman_is_known_by_its_monitor(monkeypatch, tmp_path):
-    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
-    ours = str(front.FRONT)
-    assert not is_in_use()
+def test_a_container_of_anybodys_podman_is_known_by_its_monitor(tmp_path):
+    ours = str(tmp_path / "gpu-ci")
+    assert not is_in_use(ours)
     conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
-    assert in_use_beside(conmon, "conmon", "-r", ours)
-    assert in_use_beside(conmon, "conmon", "--runtime", ours)
-    assert not is_in_use()
+    assert in_use_beside(ours, conmon, "conmon", "-r", ours)
+    assert in_use_beside(ours, conmon, "conmon", "--runtime", ours)
+    assert not is_in_use(ours)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_a_monitor_in_a_system_container_keeps_no_runtime_of_the_machine_around(
-    monkeypatch, tmp_path
-):
+def test_a_monitor_in_a_system_container_keeps_no_runtime_of_the_machine_around(tmp_path):
     """The same path is another file there; a person's own podman sees the machine's."""
     (tmp_path / "engines").mkdir()
-    monkeypatch.setattr(front, "FRONT", tmp_path / "engines/gpu-ci")
+    ours = str(tmp_path / "engines/gpu-ci")
     conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
-    words = [conmon, "-c", "echo; read line", "conmon", "-r", str(front.FRONT)]
+    words = [conmon, "-c", "echo; read line", "conmon", "-r", ours]
     for mount, expected in ((f"mount -t tmpfs tmpfs {tmp_path / 'engines'}", False), (":", True)):
         argv = ["unshare", "--mount", "sh", "-ec", f'{mount}; exec "$@"', "sh", *words]
         with subprocess.Popen(argv, stdin=-1, stdout=-1) as process:
             assert process.stdout.readline() == b"\n"
-            assert is_in_use() is expected
+            assert is_in_use(ours) is expected
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="it is another user's program")
-def test_who_only_calls_himself_a_monitor_keeps_no_runtime(monkeypatch, tmp_path):
-    monkeypatch.setattr(front, "FRONT", tmp_path / "gpu-ci")
-    ours = str(front.FRONT)
-    assert not in_use_beside("/bin/sh", "conmon", "-r", ours)
+def test_who_only_calls_himself_a_monitor_keeps_no_runtime(tmp_path):
+    ours = str(tmp_path / "gpu-ci")
+    assert not in_use_beside(ours, "/bin/sh", "conmon", "-r", ours)
     conmon = shutil.copy("/bin/sh", tmp_path / "conmon")
-    assert not in_use_beside(conmon, "conmon", f"-r{ours}")
-    assert not in_use_beside(conmon, "conmon", "-r", f"{ours}-other")
+    assert not in_use_beside(ours, conmon, "conmon", f"-r{ours}")
+    assert not in_use_beside(ours, conmon, "conmon", "-r", f"{ours}-other")
     os.chown(conmon, 65534, 65534)
-    assert not in_use_beside(conmon, "conmon", "-r", ours)
+    assert not in_use_beside(ours, conmon, "conmon", "-r", ours)
 
 
 def test_what_is_planned():

@@ -4,15 +4,13 @@
 
 import pytest
 
-from gpu_agent.engines.docker import containerd_unit as docker_unit
+from gpu_agent.engines.docker.containerd_unit import ContainerdUnit
 from gpu_agent.engines.engine import EngineError
 from machine import systemd
 
 
 def unit_as(monkeypatch, tmp_path, command, *, masked=False):
     calls = []
-    monkeypatch.setattr(docker_unit, "_RECORD", tmp_path / "engines.json")
-    monkeypatch.setattr(docker_unit, "_RUNNING", tmp_path / "running")
     said = {
         "LoadState": "loaded", "ActiveState": "active",
         "ExecStart": f"{{ path=/usr/sbin/dockerd ; argv[]={command} ; ignore_errors=no }}",
@@ -25,19 +23,19 @@ def unit_as(monkeypatch, tmp_path, command, *, masked=False):
     monkeypatch.setattr(systemd, "show", show)
     for name in ("ensure_drop_in", "ensure_masked", "ensure_running", "remove_drop_in", "unmask"):
         monkeypatch.setattr(
-            docker_unit.services,
+            systemd,
             name,
             lambda *words, _name=name, **_: calls.append((_name, *words)),
         )
-    return calls
+    return ContainerdUnit(tmp_path / "engines.json", tmp_path / "running"), calls
 
 
 PACKAGED = "/usr/sbin/dockerd -H fd:// --containerd=/run/containerd/containerd.sock $DOCKER_OPTS"
 
 
 def test_docker_gets_a_containerd_of_its_own(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
-    assert docker_unit.ensure()
+    unit, calls = unit_as(monkeypatch, tmp_path, PACKAGED)
+    assert unit.ensure()
     line = "[Service]\nExecStart=\nExecStart=/usr/sbin/dockerd -H fd:// $DOCKER_OPTS\n"
     assert calls == [
         ("ensure_drop_in", "docker.service", "gpu-ci.conf", line),
@@ -45,32 +43,32 @@ def test_docker_gets_a_containerd_of_its_own(monkeypatch, tmp_path):
         ("ensure_running", "docker.service"),
     ]
     calls.clear()
-    assert docker_unit.remove()
+    assert unit.remove()
     assert calls == [
         ("remove_drop_in", "docker.service", "gpu-ci.conf"), ("unmask", "containerd.service")
     ]  # fmt: skip
-    assert not docker_unit.remove()
+    assert not unit.remove()
 
 
 def test_what_the_operator_masked_stays_masked(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED, masked=True)
-    assert docker_unit.ensure()
+    unit, calls = unit_as(monkeypatch, tmp_path, PACKAGED, masked=True)
+    assert unit.ensure()
     calls.clear()
-    assert docker_unit.remove()
+    assert unit.remove()
     assert calls == [("remove_drop_in", "docker.service", "gpu-ci.conf")]
 
 
 def test_a_docker_that_has_its_own_is_left_alone(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, "/usr/bin/dockerd -H fd://")
-    assert not docker_unit.ensure()
-    assert not docker_unit.remove()
+    unit, calls = unit_as(monkeypatch, tmp_path, "/usr/bin/dockerd -H fd://")
+    assert not unit.ensure()
+    assert not unit.remove()
     assert calls == []
 
 
 def test_no_container_is_lost_by_that(monkeypatch, tmp_path):
-    calls = unit_as(monkeypatch, tmp_path, PACKAGED)
+    unit, calls = unit_as(monkeypatch, tmp_path, PACKAGED)
     for name in ("concourse", "moby", "k8s.io"):
         (tmp_path / "running" / name / "4f0c").mkdir(parents=True)
     with pytest.raises(EngineError, match="containers of Kubernetes and Docker run"):
-        docker_unit.ensure()
+        unit.ensure()
     assert calls == []

@@ -89,8 +89,8 @@ class Noise:
                 self.hot[index] = self.hot[index] + 1 if reasons & 0xC0 else 0
 
 
-def day(noise, *, at=None, plant=None):
-    for poll in range(int(HOURS * 3600 / POLL)):
+def day(noise, *, hours=HOURS, at=None, plant=None):
+    for poll in range(int(hours * 3600 / POLL)):
         if poll == at:
             plant(noise.world)
         noise.turn()
@@ -162,11 +162,10 @@ PLANTED = {
 
 @pytest.mark.parametrize("seed", SEEDS[:1] if len(SEEDS) < 10 else SEEDS[:10])
 @pytest.mark.parametrize("what", PLANTED)
-def test_a_fault_in_the_noise_takes_its_gpu_out_once(what, seed, monkeypatch):
-    monkeypatch.setattr("tests.unit.test_fault_policy_noise.HOURS", 2)
+def test_a_fault_in_the_noise_takes_its_gpu_out_once(what, seed):
     plant, fault = PLANTED[what]
     noise = Noise(seed)
-    day(noise, at=100, plant=plant)
+    day(noise, hours=2, at=100, plant=plant)
     (out,) = noise.world.of(TakeOut)
     assert out.uuid == "GPU-1"
     # The kernel's log may have named an Xid before, of which this is a sign.
@@ -180,11 +179,10 @@ def test_each_row_that_takes_out_is_planted():
     assert rows - {fault for _, fault in PLANTED.values()} == {"slowdown-lasting"}
 
 
-def test_heat_that_lasts_in_the_noise_is_one_after_the_other(monkeypatch):
-    monkeypatch.setattr("tests.unit.test_fault_policy_noise.HOURS", 2)
+def test_heat_that_lasts_in_the_noise_is_one_after_the_other():
     noise = Noise(3)
     noise.hot = [2] * GPUS
-    day(noise, at=100, plant=stuck(reasons=0x44))
+    day(noise, hours=2, at=100, plant=stuck(reasons=0x44))
     assert [one.fault for one in noise.world.of(TakeOut)] == ["slowdown", "slowdown-lasting"]
     assert {one.uuid for one in noise.world.of(TakeOut)} == {"GPU-1"}
     assert noise.world.of(BringBack) == []

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """GPUs on the PCI bus, and what is decided from /sys, /proc and /dev before NVML is asked."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -11,37 +12,28 @@ import pytest
 
 from gpu_agent.availability import external_processes as foreign
 from gpu_agent.gpu.kernel import pci
-from gpu_agent.gpu.vendors import detect, report
+from gpu_agent.gpu.vendors import detect, registry, report
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.gpu.vendors.nvidia.maker import MAKER
 from gpu_agent.model.inventory import Inventory, State
 from tests.fakes import Card, make_tree
+from tests.unit.gpu_rig import Nvml
 from tests.unit.situations import GPUS
 
 READY = Inventory(State.READY, GPUS, driver="580.95.05", cuda="13.0", vendor="nvidia")
 
 
 @pytest.fixture
-def asked(monkeypatch):
+def asked():
     """NVML answers with the two cards of `GPUS`, unless a test has it say something else."""
-    answers = {"read": nvml.Answer("580.95.05", "13.0", GPUS, ()), "library": "575.57.08"}
-
-    def read():
-        if isinstance(answers["read"], Exception):
-            raise answers["read"]
-        return answers["read"]
-
-    monkeypatch.setattr(nvml, "read", read)
-    monkeypatch.setattr(nvml, "library_version", lambda: answers["library"])
-    return answers
+    return Nvml(nvml.Answer("580.95.05", "13.0", GPUS, ()), "575.57.08")
 
 
 @pytest.fixture
-def unasked(monkeypatch):
-    def read():
-        pytest.fail("NVML was asked although /sys had said enough")
-
-    monkeypatch.setattr(nvml, "read", read)
+def unasked(asked):
+    """NVML is left alone, since /sys says enough."""
+    yield asked
+    assert not asked.asked
 
 
 def in_container(root, *nodes):
@@ -124,7 +116,7 @@ def test_a_card_that_vanishes_while_it_is_read_is_none(tmp_path):
 )
 def test_the_bus_says_why_there_is_no_gpu(tmp_path, unasked, cards, driver, state, detail):
     make_tree(tmp_path, cards, driver)
-    assert detect.detect(root=tmp_path) == Inventory(state, detail=detail, vendor="nvidia")
+    assert unasked.detect(tmp_path) == Inventory(state, detail=detail, vendor="nvidia")
 
 
 @pytest.mark.parametrize(
@@ -142,13 +134,13 @@ def test_cards_are_counted_though_no_driver_is_asked(tmp_path, unasked, cards, i
 
 
 def test_an_empty_machine_has_no_gpu(tmp_path, unasked):
-    assert detect.detect(root=tmp_path) == Inventory(State.NO_GPU, vendor="nvidia")
+    assert unasked.detect(tmp_path) == Inventory(State.NO_GPU, vendor="nvidia")
 
 
 def test_a_container_without_the_device_is_told_from_a_host_without_driver(tmp_path, unasked):
     make_tree(tmp_path, [Card(), Card(number=1)])
     in_container(tmp_path, "nvidiactl", "nvidia-uvm")
-    assert detect.detect(root=tmp_path) == Inventory(
+    assert unasked.detect(tmp_path) == Inventory(
         State.NOT_PASSED,
         detail="0000:01:00.0, 0000:02:00.0",
         vendor="nvidia",
@@ -158,8 +150,8 @@ def test_a_container_without_the_device_is_told_from_a_host_without_driver(tmp_p
 def test_a_container_is_measured_by_what_was_passed_in(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1)])
     in_container(tmp_path, "nvidia1", "nvidiactl")
-    asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
-    assert detect.detect(root=tmp_path) == Inventory(
+    asked.answer = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
+    assert asked.detect(tmp_path) == Inventory(
         State.READY,
         GPUS[1:],
         driver="580.95.05",
@@ -173,54 +165,54 @@ def test_a_container_that_hides_the_drivers_files_is_measured_by_any_node(tmp_pa
     for card in (tmp_path / "proc/driver/nvidia/gpus").iterdir():
         (card / "information").unlink()
     in_container(tmp_path, "nvidiactl")
-    assert detect.detect(root=tmp_path).state is State.NOT_PASSED
+    assert asked.detect(tmp_path).state is State.NOT_PASSED
     (tmp_path / "dev/nvidia1").write_text("")  # as LXD makes it before it mounts the node
-    assert detect.detect(root=tmp_path).state is State.NOT_PASSED
+    assert asked.detect(tmp_path).state is State.NOT_PASSED
     (tmp_path / "dev/nvidia1").unlink()
     (tmp_path / "dev/nvidia1").symlink_to(os.devnull)
-    assert detect.detect(root=tmp_path) == READY
-    asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
-    assert detect.detect(root=tmp_path).lost == ()
+    assert asked.detect(tmp_path) == READY
+    asked.answer = nvml.Answer("580.95.05", "13.0", GPUS[1:], ())
+    assert asked.detect(tmp_path).lost == ()
     (tmp_path / "dev/nvidia0").symlink_to(os.devnull)
-    assert detect.detect(root=tmp_path).lost == ("0000:01:00.0",)
+    assert asked.detect(tmp_path).lost == ("0000:01:00.0",)
 
 
 def test_a_machine_of_its_own_needs_no_nodes_since_nvml_makes_them(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1)])
-    assert detect.detect(root=tmp_path) == READY
+    assert asked.detect(tmp_path) == READY
 
 
 def test_nodes_without_a_bus_are_asked_about(tmp_path, asked):
     in_container(tmp_path, "nvidia0", "nvidia1")
-    assert detect.detect(root=tmp_path) == READY
+    assert asked.detect(tmp_path) == READY
 
 
 def test_control_nodes_alone_are_no_gpu(tmp_path, unasked):
     in_container(tmp_path, "nvidiactl", "nvidia-uvm", "nvidia-modeset")
-    assert detect.detect(root=tmp_path).state is State.NO_GPU
+    assert unasked.detect(tmp_path).state is State.NO_GPU
 
 
 def test_cards_for_guests_do_not_disturb_the_others(tmp_path, asked):
     guest = Card(number=2, driver="vfio-pci")
     make_tree(tmp_path, [Card(), Card(number=1), guest, Card(number=3, driver="nouveau")])
-    assert detect.detect(root=tmp_path) == READY
+    assert asked.detect(tmp_path) == READY
 
 
 def test_a_card_that_does_not_answer_is_named(tmp_path, asked):
     make_tree(tmp_path, [Card(), Card(number=1), Card(number=2)])
-    asked["read"] = nvml.Answer("580.95.05", "13.0", GPUS, ("GPU 2: GPU is lost",))
-    found = detect.detect(root=tmp_path)
+    asked.answer = nvml.Answer("580.95.05", "13.0", GPUS, ("GPU 2: GPU is lost",))
+    found = asked.detect(tmp_path)
     assert (found.state, found.gpus, found.lost) == (State.READY, GPUS, ("0000:03:00.0",))
     assert found.detail == "GPU 2: GPU is lost"
 
 
 def test_no_card_that_answers_is_a_failure_in_nvmls_words(tmp_path, asked):
     make_tree(tmp_path, [Card()])
-    asked["read"] = nvml.Answer("580.95.05", "13.0", (), ("GPU 0: GPU is lost",))
-    found = detect.detect(root=tmp_path)
+    asked.answer = nvml.Answer("580.95.05", "13.0", (), ("GPU 0: GPU is lost",))
+    found = asked.detect(tmp_path)
     assert (found.state, found.detail) == (State.NVML_ERROR, "GPU 0: GPU is lost")
-    asked["read"] = nvml.Answer("580.95.05", "13.0", (), ())
-    found = detect.detect(root=tmp_path)
+    asked.answer = nvml.Answer("580.95.05", "13.0", (), ())
+    found = asked.detect(tmp_path)
     assert (found.state, found.lost) == (State.NVML_ERROR, ("0000:01:00.0",))
     assert found.detail == "it lists no GPU although the driver has 0000:01:00.0"
 
@@ -235,23 +227,23 @@ def test_no_card_that_answers_is_a_failure_in_nvmls_words(tmp_path, asked):
 )
 def test_nvml_that_fails_leaves_its_reason(tmp_path, asked, state, detail):
     make_tree(tmp_path, [Card()])
-    asked["read"] = nvml.NvmlError(state, "its own words")
+    asked.answer = nvml.NvmlError(state, "its own words")
     expected = Inventory(state, driver="580.95.05", detail=detail, vendor="nvidia")
-    assert detect.detect(root=tmp_path) == expected
+    assert asked.detect(tmp_path) == expected
     # Where /sys/module is hidden, /proc tells the driver's version as well.
     (tmp_path / "sys/module/nvidia/version").unlink()
-    assert detect.detect(root=tmp_path) == expected
+    assert asked.detect(tmp_path) == expected
 
 
 def test_versions_that_nobody_tells_are_called_unknown(tmp_path, asked):
     make_tree(tmp_path, [Card()])
     (tmp_path / "sys/module/nvidia/version").unlink()
     (tmp_path / "proc/driver/nvidia/version").write_text("something else\n")
-    asked["library"] = ""
-    asked["read"] = nvml.NvmlError(State.MISMATCH, "")
-    assert detect.detect(root=tmp_path).detail == "unknown and unknown"
-    asked["read"] = nvml.NvmlError(State.NO_LIBRARY, "")
-    assert detect.detect(root=tmp_path).detail == "of an unknown version"
+    asked.library = ""
+    asked.answer = nvml.NvmlError(State.MISMATCH, "")
+    assert asked.detect(tmp_path).detail == "unknown and unknown"
+    asked.answer = nvml.NvmlError(State.NO_LIBRARY, "")
+    assert asked.detect(tmp_path).detail == "of an unknown version"
 
 
 @pytest.mark.parametrize(
@@ -268,8 +260,8 @@ def test_proc_tells_the_version_of_both_kinds_of_driver(tmp_path, asked, line):
     make_tree(tmp_path, [Card()])
     (tmp_path / "sys/module/nvidia/version").unlink()
     (tmp_path / "proc/driver/nvidia/version").write_text(f"{line}\nGCC version:  gcc 12.3.0\n")
-    asked["read"] = nvml.NvmlError(State.NO_LIBRARY, "")
-    assert detect.detect(root=tmp_path).driver == "535.183.01"
+    asked.answer = nvml.NvmlError(State.NO_LIBRARY, "")
+    assert asked.detect(tmp_path).driver == "535.183.01"
 
 
 def test_the_action_shows_what_was_lost_and_a_program_reads_all():
@@ -288,35 +280,28 @@ def test_the_action_shows_what_was_lost_and_a_program_reads_all():
     assert (data["allowed"], data["out"]) == ([GPUS[0].uuid], {GPUS[1].uuid: "dirty"})
 
 
-@pytest.fixture
-def hangs(monkeypatch, tmp_path):
-    """NVML that never answers, on a machine whose bus is in a folder."""
-    monkeypatch.setattr(detect, "HANGS", tmp_path / "gpu-ci/driver-hangs")
-    monkeypatch.setattr(detect, "PATIENCE", 0.2)
-    monkeypatch.setattr(detect, "_ROOT", tmp_path)
-    monkeypatch.setattr(detect, "detect", lambda _: time.sleep(600))
+def asleep(_root, *, integrated):
+    time.sleep(600)
 
 
 @pytest.mark.parametrize("vendor", ["auto", "nvidia"])
-def test_a_driver_that_hangs_is_a_state_and_whose_it_is_tells_the_bus(hangs, tmp_path, vendor):
+def test_a_driver_that_hangs_is_a_state_and_whose_it_is_tells_the_bus(tmp_path, vendor):
     make_tree(tmp_path, [Card()])
-    found = detect.in_time(vendor)
+    vendors = tuple(dataclasses.replace(one, look=asleep) for one in registry.ALL[::-1])
+    note = tmp_path / "gpu-ci/driver-hangs"
+    found = detect.in_time(vendor, tmp_path, vendors, patience=0.2, note=note)
     assert (found.state, found.vendor) == (State.HUNG, "nvidia")
     assert found.detail == "no answer within 0.2 s"
     assert not found.gpus
 
 
-def test_what_answers_in_time_is_the_same(monkeypatch, tmp_path):
-    monkeypatch.setattr(detect, "HANGS", tmp_path / "driver-hangs")
-    monkeypatch.setattr(detect, "detect", lambda _: READY)
-    assert detect.in_time() == READY
-
-    def fail(_):
-        raise OSError(24, "Too many open files")
-
-    monkeypatch.setattr(detect, "detect", fail)
+def test_what_answers_in_time_is_the_same(asked, tmp_path):
+    make_tree(tmp_path, [Card(), Card(number=1)])
+    note = tmp_path / "driver-hangs"
+    assert detect.in_time("auto", tmp_path, asked.vendors, note=note) == READY
+    asked.answer = OSError(24, "Too many open files")
     with pytest.raises(OSError, match="Too many"):
-        detect.in_time()
+        detect.in_time("auto", tmp_path, asked.vendors, note=note)
 
 
 def test_a_hook_gives_up_within_half_a_minute():

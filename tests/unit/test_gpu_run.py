@@ -91,20 +91,23 @@ def test_a_gpu_by_two_names_is_one(monkeypatch, tmp_path):
     card = types.SimpleNamespace(index=0, id="GPU-7c22", gpu="GPU-7c22")
     asked = []
 
-    def acquire(_run, named, _decision):
-        asked.append(named)
-        raise GoneError
+    class Asker(gpu_run_main.Run):
+        """A request that comes as far as the queue."""
 
-    for name, call in (
-        ("_policies", lambda *_: iter([types.SimpleNamespace(devices=[card])])),
-        ("_check_has_none", lambda _: None),
-        ("_acquire", acquire),
-    ):
-        monkeypatch.setattr(gpu_run_main.Run, name, call)
+        def _policies(self, timeout=None):
+            return iter([types.SimpleNamespace(devices=[card])])
+
+        def _check_has_none(self):
+            pass
+
+        def _acquire(self, named, decision):
+            asked.append(named)
+            raise GoneError
+
     monkeypatch.setattr(gpu_run_main.paths, "LOG", tmp_path / "oci.log")
     caller = types.SimpleNamespace(user="alice", check_place=lambda: None)
     with pytest.raises(GoneError):
-        gpu_run_main.Run(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
+        Asker(caller, Request(gpus=2, named=("0", "gpu-7C22"))).done()
     assert asked == [["GPU-7c22"]]
 
 

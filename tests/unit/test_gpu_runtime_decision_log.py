@@ -79,10 +79,17 @@ def test_what_was_not_decided_is_not_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def full(path):
+    """Fill a log up to its limit; answers how many lines it has."""
+    line = b'{"container":"before"}\n'
+    count = (4 << 20) // len(line)
+    path.write_bytes(line * count)
+    return count
+
+
 def test_a_full_log_becomes_the_old_one(tmp_path, decision):
     path, old = tmp_path / "oci.log", tmp_path / "oci.log.1"
-    line = b'{"container":"before"}\n'
-    path.write_bytes(line * ((4 << 20) // len(line)))
+    full(path)
     old.write_text("older\n")
     decision.write(str(path))
     assert not path.exists()
@@ -101,21 +108,21 @@ def test_below_its_limit_it_grows(tmp_path, decision):
     assert not (tmp_path / "oci.log.1").exists()
 
 
-def test_whoever_finds_it_being_rotated_leaves_it(tmp_path, decision, monkeypatch):
-    monkeypatch.setattr(journal, "_FULL", 10)
+def test_whoever_finds_it_being_rotated_leaves_it(tmp_path, decision):
     path = tmp_path / "oci.log"
+    count = full(path)
     with path.open("a") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
         decision.write(str(path))
-    assert len(lines(path)) == 1
+    assert len(lines(path)) == count + 1
     assert not (tmp_path / "oci.log.1").exists()
     decision.write(str(path))
-    assert len(lines(tmp_path / "oci.log.1")) == 2
+    assert len(lines(tmp_path / "oci.log.1")) == count + 2
 
 
 def test_what_another_call_rotated_meanwhile_is_not_rotated_again(tmp_path, decision, monkeypatch):
-    monkeypatch.setattr(journal, "_FULL", 10)
     path, old = tmp_path / "oci.log", tmp_path / "oci.log.1"
+    count = full(path)
 
     def rotate_first(*_):
         path.rename(old)
@@ -124,7 +131,7 @@ def test_what_another_call_rotated_meanwhile_is_not_rotated_again(tmp_path, deci
     monkeypatch.setattr(journal.fcntl, "flock", rotate_first)
     decision.write(str(path))
     assert path.read_text() == "fresh\n"
-    assert lines(old)[0]["container"] == "ID"
+    assert lines(old)[count]["container"] == "ID"
 
 
 def test_many_at_once_tear_no_line_and_rotate_no_fresh_log(tmp_path):

@@ -8,12 +8,10 @@ import re
 import shutil
 import signal
 import subprocess
-import types
 
 import pytest
 
 from gpu_runtime import cgroups as groups
-from gpu_runtime import holder_usage as usage
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime import proc
 from gpu_runtime.lease_table import Table
@@ -77,13 +75,9 @@ def test_where_the_bundle_is_deleted_the_control_group_is_known_from_the_lease(t
     assert {*tree.killed} == its
 
 
-def test_what_lives_on_counts_as_stuck_and_is_waited_for_once(tree, monkeypatch):
+def test_what_lives_on_counts_as_stuck_and_is_waited_for_once(tree):
     (child,) = tree.its("left-behind") - {tree.pid("left-behind")}
-    die = tree.die
-    monkeypatch.setattr(tree, "die", lambda pid: pid == child or die(pid))
-    monkeypatch.setattr(
-        usage.time, "sleep", lambda s: setattr(tree, "patience", tree.patience + s)
-    )
+    tree.undying = {child}
     tree.stat(child, "D", 1)
     holder = tree.holder("left-behind")
     assert not tree.host.clear("left-behind", holder)
@@ -121,9 +115,9 @@ def test_a_damaged_pid_file_is_no_absence(tree, text):
 
 @pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EIO])
 @pytest.mark.parametrize("name", ["running", "hijacked", "left-behind"])
-def test_an_error_is_never_taken_for_absence(tree, monkeypatch, name, number):
+def test_an_error_is_never_taken_for_absence(tree, name, number):
     """Wherever one comes between, it is raised; nothing of a running container is killed."""
-    calls = Faults(monkeypatch)
+    calls = Faults(tree.files)
     calls.count()
     used = tree.in_use(name)
     places = calls.counted
@@ -145,25 +139,19 @@ def test_an_error_is_never_taken_for_absence(tree, monkeypatch, name, number):
 
 
 class Faults:
-    """The calls by which `proc` asks the kernel: counted, or one of them fails."""
+    """The calls by which a tree asks the kernel: counted, or one of them fails."""
 
-    def __init__(self, monkeypatch):
+    def __init__(self, files):
         self.counted, self.place, self.number = 0, -1, 0
-        real = types.SimpleNamespace(
-            listdir=os.listdir, stat=os.stat, scandir=os.scandir, path=os.path
-        )
-        fake = types.SimpleNamespace(
-            **{name: self.wrapped(getattr(real, name)) for name in ("listdir", "stat", "scandir")}
-        )
-        monkeypatch.setattr(proc, "os", fake)
-        monkeypatch.setattr(proc, "open", self.wrapped(open), raising=False)
+        for name in ("read", "lines", "names", "folders", "exists"):
+            setattr(files, name, self.wrapped(getattr(proc, name)))
 
     def wrapped(self, call):
-        def one(path, *arguments, **keywords):
+        def one(path):
             self.counted += 1
             if self.counted - 1 == self.place:
                 raise OSError(self.number, os.strerror(self.number), path)
-            return call(path, *arguments, **keywords)
+            return call(path)
 
         return one
 
@@ -172,6 +160,21 @@ class Faults:
 
     def fail(self, place, number):
         self.counted, self.place, self.number = 0, place, number
+
+
+@pytest.mark.parametrize("number", [errno.ENFILE, errno.EMFILE, errno.EACCES, errno.EIO])
+def test_such_an_error_does_not_say_that_a_file_is_gone(number):
+    assert not proc.is_gone(OSError(number, os.strerror(number)))
+
+
+def test_what_is_not_there_is_gone_and_what_can_not_be_read_is_an_error(tmp_path):
+    empty = {"read": "", "lines": [], "names": [], "folders": [], "link": "", "exists": False}
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    for name, value in empty.items():
+        assert getattr(proc, name)(str(tmp_path / "none")) == value
+        with pytest.raises(OSError, match="symbolic links"):
+            getattr(proc, name)(str(loop / "x"))
 
 
 def table_of(name, holder):

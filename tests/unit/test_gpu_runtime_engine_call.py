@@ -10,16 +10,17 @@ import types
 
 import pytest
 
-from gpu_runtime import device_nodes as engine_nodes
 from gpu_runtime import engine_call as engine
 from gpu_runtime import engine_client as engine_caller
 from gpu_runtime import engine_metadata as engine_facts
 from gpu_runtime import engine_request as engine_wish
-from gpu_runtime import engine_spec, proc
+from gpu_runtime import engine_spec
+from gpu_runtime.device_nodes import Nodes
 from gpu_runtime.environment import Variables
 from gpu_runtime.grant import Grant
 from gpu_runtime.policy import Policy
 from gpu_runtime.runc_arguments import parse
+from tests.unit.gpu_rig import Dev
 from tests.unit.refusals import refuses
 
 UUIDS = [f"GPU-0000000{index}-1111-2222-3333-444444444444" for index in (0, 1)]
@@ -39,15 +40,9 @@ NUMBERS = {"/dev/nvidia0": (195, 0), "/dev/nvidia1": (195, 1), "/dev/nvidiactl":
 
 
 @pytest.fixture
-def nodes(monkeypatch):
+def nodes():
     """Two GPUs' nodes, and what all of them need."""
-    monkeypatch.setattr(
-        proc, "names",
-        lambda folder: [path[5:] for path in NUMBERS] if folder == "/dev" else [],
-    )  # fmt: skip
-    for room in (engine_nodes, engine_wish):
-        monkeypatch.setattr(room, "numbers", NUMBERS.get)
-    return engine_nodes.Nodes(None)
+    return Nodes(None, Dev(NUMBERS))
 
 
 @pytest.fixture
@@ -420,22 +415,22 @@ def call(command="create"):
 @pytest.mark.parametrize(
     ("changed", "code"),
     [
-        ({"uid": 1000}, "rootless-engine"),
-        ({"nested": True}, "rootless-engine"),
+        ({"rootless": True}, "rootless-engine"),
         ({"policy": None}, "gpus-disabled"),
         ({"command": "run"}, "start-unsupported"),
         ({"privileged": True}, "privileged-not-allowed"),
-        ({"runtime": False}, "runtime-missing"),
+        ({"nvidia_runtime": "/no/such/runtime"}, "runtime-missing"),
     ],
 )
-def test_who_gets_no_gpu_at_all_reads_why(monkeypatch, policy, changed, code):
-    monkeypatch.setattr(os, "geteuid", lambda: changed.get("uid", 0))
-    monkeypatch.setattr(engine, "_is_nested", lambda: changed.get("nested", False))
-    monkeypatch.setattr(os, "access", lambda *_: changed.get("runtime", True))
+def test_who_gets_no_gpu_at_all_reads_why(changed, code):
+    policy = Policy({**POLICY, "nvidia_runtime": changed.get("nvidia_runtime", "/bin/sh")})
     asks = call(changed.get("command", "create"))
     with refuses(code):
         engine._check(
-            changed.get("policy", policy), asks, privileged=changed.get("privileged", False)
+            changed.get("policy", policy),
+            asks,
+            privileged=changed.get("privileged", False),
+            rootless=changed.get("rootless", False),
         )
 
 

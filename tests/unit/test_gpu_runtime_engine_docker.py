@@ -14,11 +14,12 @@ import pathlib
 
 import pytest
 
-from gpu_runtime import device_nodes as engine_nodes
 from gpu_runtime import engine_metadata as engine_facts
 from gpu_runtime import engine_request as engine_wish
-from gpu_runtime import engine_spec, proc
+from gpu_runtime import engine_spec
+from gpu_runtime.device_nodes import Nodes
 from gpu_runtime.policy import Policy
+from tests.unit.gpu_rig import Dev
 from tests.unit.grants import content
 from tests.unit.wrapper_rig import GPUS
 
@@ -39,17 +40,8 @@ EACH = pytest.mark.parametrize("name", REQUESTS)
 
 
 @pytest.fixture
-def nodes(monkeypatch):
-    folders = {"/dev": [], "/dev/dri": []}
-    for path in NUMBERS:
-        folder, _, name = path.rpartition("/")
-        folders[folder].append(name)
-    for room in (engine_nodes, engine_wish):
-        monkeypatch.setattr(room, "numbers", NUMBERS.get)
-    with monkeypatch.context() as patch:
-        patch.setattr(proc, "names", lambda folder: folders.get(folder, []))
-        patch.setattr(proc, "read", lambda _: "0x10de")
-        return engine_nodes.Nodes(None)
+def nodes():
+    return Nodes(None, Dev(NUMBERS))
 
 
 def recorded(name):

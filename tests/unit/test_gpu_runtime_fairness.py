@@ -222,7 +222,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize(("elders", "seconds"), [([], 0.25), (waiters(1), 0.5)])
-def test_the_oldest_looks_more_often(tmp_path, monkeypatch, elders, seconds):
+def test_the_oldest_looks_more_often(tmp_path, elders, seconds):
     shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
     policy = Policy({**content(gpus=GPUS[:1]), "wait_timeout": 60})
     with shelf as table:
@@ -235,7 +235,7 @@ def test_the_oldest_looks_more_often(tmp_path, monkeypatch, elders, seconds):
         slept.append(pause)
         raise Enough
 
-    monkeypatch.setattr(broker.time, "sleep", look)
+    machine.sleep = look
     decision = Decision("one")
     decision.asked = 1
     request = broker.Request("one", "/b", "garden/one")
@@ -244,7 +244,7 @@ def test_the_oldest_looks_more_often(tmp_path, monkeypatch, elders, seconds):
     assert slept == [seconds]
 
 
-def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypatch):
+def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path):
     shelf, machine = Store(str(tmp_path / "leases")), Machine("job")
     many = Policy({**content(gpus=GPUS), "wait_timeout": 60})
     fewer = Policy({**content(gpus=GPUS[:1]), "wait_timeout": 60})
@@ -258,7 +258,7 @@ def test_who_asks_for_all_waits_for_as_many_as_there_are_now(tmp_path, monkeypat
         if len(seen) == 2:
             raise Enough
 
-    monkeypatch.setattr(broker.time, "sleep", look)
+    machine.sleep = look
     decision = Decision("large")
     decision.asked = None
     request = broker.Request("large", "/b", "garden/large")

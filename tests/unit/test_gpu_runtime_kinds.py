@@ -211,6 +211,9 @@ class Machine:
     def planned_cgroup(self, container, path):
         return path
 
+    def sleep(self, seconds):
+        pass
+
 
 @pytest.fixture
 def shelf(tmp_path):

@@ -229,7 +229,7 @@ def spare_init(patch):
         living = self._living
         patch.setattr(self, "_living", lambda folder: living(folder) - {init}, raising=False)
         patch.setattr(
-            self, "_kill", lambda pid, _: pid != init and usage.Process(pid).kill(), raising=False
+            self, "_kill", lambda pid, _: pid != init and self.take_hold(pid).kill(), raising=False
         )
         return real(self, container, holder)
 

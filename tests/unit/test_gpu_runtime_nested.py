@@ -67,8 +67,8 @@ def namespace(tree, pid, link, number=None):
 
 
 @pytest.fixture(params=[True, False], ids=["in-v2-alone", "in-none"])
-def nested(request, tmp_path, watched):
-    return watched(Nested(tmp_path, unified=request.param))
+def nested(request, tmp_path):
+    return Nested(tmp_path, unified=request.param)
 
 
 def test_a_step_that_is_in_few_of_its_containers_groups_is_use(nested):
@@ -101,10 +101,10 @@ def test_what_a_step_left_there_goes_too(nested):
     assert nested.host.is_gone("running", holder)
 
 
-def test_while_the_first_process_ends_the_others_count(nested, monkeypatch):
+def test_while_the_first_process_ends_the_others_count(nested):
     """It waits for them in the kernel: no control group lists it any more."""
     nested.take_out(nested.init)
-    monkeypatch.setattr(nested, "die", lambda pid: pid == nested.init or Tree.die(nested, pid))
+    nested.undying = {nested.init}
     assert nested.host.clear("running", nested.holder("running"))
     assert nested.step in nested.killed
 
@@ -144,46 +144,44 @@ def test_who_has_the_number_of_the_first_process_by_now_tells_nothing(nested):
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EMFILE])
-def test_a_namespace_that_can_not_be_told_is_no_absence(nested, monkeypatch, number):
+def test_a_namespace_that_can_not_be_told_is_no_absence(nested, number):
     def refuse(path):
         raise OSError(number, "no", path)
 
     nested.write(f"/proc/{nested.step}/cgroup", WORKERS.format("/"))
-    monkeypatch.setattr(proc, "link", refuse)
+    nested.files.link = refuse
     with pytest.raises(OSError, match="no"):
         nested.in_use("running")
     assert not nested.killed
 
 
-def test_a_process_of_the_machine_around_hides_its_namespace_and_is_in_none(nested, monkeypatch):
+def test_a_process_of_the_machine_around_hides_its_namespace_and_is_in_none(nested):
     """A root of LXD's host that has entered the machine: its namespace can't be read there."""
-    link = proc.link
 
     def refuse(path):
         if f"/{SHELL}/" in path:
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        return link(path)
+        return proc.link(path)
 
-    monkeypatch.setattr(proc, "link", refuse)
+    nested.files.link = refuse
     nested.write(f"/proc/{SHELL}/stat", nested.read(f"/proc/{nested.step}/stat"))
     assert nested.host.clear("running", nested.holder("running"))
     assert SHELL not in nested.killed
 
 
-def test_a_living_thread_tells_the_namespace_where_the_first_has_ended(nested, monkeypatch):
+def test_a_living_thread_tells_the_namespace_where_the_first_has_ended(nested):
     nested.take_out(nested.step)
     nested.write(f"/proc/{nested.step}/cgroup", WORKERS.format("/"))
-    link = proc.link
 
     def refuse(path):
         if path.endswith(f"/proc/{nested.step}/ns/pid"):
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        return link(path)
+        return proc.link(path)
 
     nested.write(f"/proc/{nested.step}/task/1/cgroup", WORKERS.format("/"))
     nested.path(f"/proc/{nested.step}/task/1/ns").mkdir()
     nested.path(f"/proc/{nested.step}/task/1/ns/pid").symlink_to(ITS)
-    monkeypatch.setattr(proc, "link", refuse)
+    nested.files.link = refuse
     assert nested.in_use("running")
     nested.path(f"/proc/{nested.step}/task/1/ns/pid").unlink()
     with pytest.raises(PermissionError):
@@ -191,47 +189,42 @@ def test_a_living_thread_tells_the_namespace_where_the_first_has_ended(nested, m
 
 
 @pytest.mark.parametrize("dead", [True, False], ids=["dead", "deeper"])
-def test_a_namespace_that_is_not_told_of_another_containers_process_holds_up_nothing(
-    nested, monkeypatch, dead
-):
-    link, other = proc.link, nested.pid("finished")
+def test_a_namespace_that_is_not_told_of_another_containers_process_holds_up_nothing(nested, dead):
+    other = nested.pid("finished")
 
     def refuse(path):
         if f"/{other}/" in path:
             raise PermissionError(errno.EACCES, "Permission denied", path)
-        return link(path)
+        return proc.link(path)
 
     fields = nested.read(f"/proc/{nested.step}/stat").rpartition(")")[2].split()
     fields[0] = "Z" if dead else "S"
     nested.write(f"/proc/{other}/stat", f"{other} (sh) {' '.join(fields)}")
     numbers = f"{other}\t7" if dead else f"{other}\t7\t1"
     nested.write(f"/proc/{other}/status", f"Name:\tsh\nTgid:\t{other}\nNSpid:\t{numbers}\n")
-    monkeypatch.setattr(proc, "link", refuse)
+    nested.files.link = refuse
     assert nested.host.has_leftovers("running", nested.holder("running"))
 
 
 @pytest.mark.parametrize("place", ["below", "itself"])
-def test_a_threaded_group_tells_its_processes_by_their_threads(
-    tmp_path, watched, monkeypatch, place
-):
+def test_a_threaded_group_tells_its_processes_by_their_threads(tmp_path, place):
     """cgroup.procs can't be read there (EOPNOTSUPP), as in the kernel's docs of cgroup v2."""
-    tree = watched(Tree(tmp_path, "v2"))
+    tree = Tree(tmp_path, "v2")
     (child,) = tree.its("left-behind") - {tree.pid("left-behind")}
     folder = tree.host_folder("left-behind") + ("/inner" if place == "below" else "")
     living = {child} if place == "below" else tree.its("left-behind")
     for pid in living:
         tree.write(f"/proc/{pid}/status", f"Name:\tsh\nTgid:\t{pid}\nNSpid:\t{pid}\n")
     tree.write(f"{folder}/cgroup.threads", "".join(f"{pid}\n" for pid in living))
-    real = proc.read
 
     def read(path):
         if path == f"{tree.root}{folder}/cgroup.procs":
             raise OSError(errno.EOPNOTSUPP, "Operation not supported", path)
         if path == f"{tree.root}{folder}/cgroup.threads":
             return "".join(f"{pid}\n" for pid in living if pid not in tree.killed)
-        return real(path)
+        return proc.read(path)
 
-    monkeypatch.setattr(proc, "read", read)
+    tree.files.read = read
     holder = tree.holder("left-behind")
     assert tree.host.has_leftovers("left-behind", holder)
     assert tree.host.clear("left-behind", holder)

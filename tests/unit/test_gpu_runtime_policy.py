@@ -3,7 +3,6 @@
 """policy.json: what can be followed, what is refused, and unavailable GPUs."""
 
 import json
-import os
 
 import pytest
 
@@ -273,9 +272,9 @@ def test_a_record_counts_whatever_is_in_it(folders, text):
     assert (cause.kind, cause.code) == ("quarantined", "damaged-record")
 
 
-def test_a_record_that_is_removed_while_it_is_read_refuses_nobody(folders, monkeypatch):
-    _, found = folders
-    monkeypatch.setattr(os, "listdir", lambda _: [f"{GPUS[1]['uuid']}.json"])
+def test_a_record_that_is_removed_while_it_is_read_refuses_nobody(folders):
+    folders, found = folders
+    (folders[0] / f"{GPUS[1]['uuid']}.json").symlink_to("removed")  # listed, and not there
     assert found.unavailable() == {}
 
 

@@ -14,7 +14,7 @@ from gpu_agent.gpu.vendors import detect, registry, report
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.model.inventory import Inventory, State
 from tests.fakes import Card
-from tests.unit.gpu_rig import amd, integrated, intel, make_place
+from tests.unit.gpu_rig import Nvml, amd, integrated, intel, make_place
 from tests.unit.situations import GPUS
 
 
@@ -24,9 +24,8 @@ def place(tmp_path):
 
 
 @pytest.fixture
-def nvidia_answers(monkeypatch):
-    answer = nvml.Answer("580.95.05", "13.0", GPUS, ())
-    monkeypatch.setattr(nvml, "read", lambda: answer)
+def nvml_answers():
+    return Nvml(nvml.Answer("580.95.05", "13.0", GPUS, ()))
 
 
 NVIDIA = Card(number=9)
@@ -50,24 +49,24 @@ GUEST = dataclasses.replace(NVIDIA, driver="vfio-pci")
     ],
 )
 def test_auto_takes_the_first_maker_that_has_gpus_for_us(
-    place, nvidia_answers, cards, vendor, state
+    place, nvml_answers, cards, vendor, state
 ):
-    found = detect.detect(root=place(*cards))
+    found = nvml_answers.detect(place(*cards))
     assert (found.vendor, found.state) == (vendor, state)
 
 
-def test_auto_takes_in_a_container_what_was_passed_in(place, nvidia_answers):
+def test_auto_takes_in_a_container_what_was_passed_in(place, nvml_answers):
     root = place(NVIDIA, amd(), container=True)
-    found = detect.detect(root=root)
+    found = nvml_answers.detect(root)
     assert (found.vendor, found.state) == ("amd", State.READY)
     (root / "dev/nvidia9").symlink_to(os.devnull)
-    assert detect.detect(root=root).vendor == "nvidia"
+    assert nvml_answers.detect(root).vendor == "nvidia"
 
 
 @pytest.mark.parametrize("vendor", registry.NAMES)
-def test_a_maker_that_was_named_is_the_only_one_looked_for(place, nvidia_answers, vendor):
+def test_a_maker_that_was_named_is_the_only_one_looked_for(place, nvml_answers, vendor):
     cards = {"nvidia": NVIDIA, "amd": amd(), "intel": intel(1)}
-    found = detect.detect(vendor, place(cards[vendor]))
+    found = nvml_answers.detect(place(cards[vendor]), vendor)
     assert (found.vendor, found.state) == (vendor, State.READY)
 
 

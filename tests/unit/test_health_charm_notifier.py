@@ -11,7 +11,6 @@ from gpu_agent.health.charm_notifier import Waker
 from gpu_agent.model.observations import Moment
 from gpu_agent.reporting.notifier import device_watch as watch
 from machine import process
-from machine import process as machine_process
 from machine.process import Completed
 
 
@@ -36,10 +35,8 @@ class Juju:
 
 
 @pytest.fixture
-def juju(monkeypatch):
-    juju = Juju()
-    monkeypatch.setattr(machine_process, "beside", juju.beside)
-    return juju
+def juju():
+    return Juju()
 
 
 @pytest.fixture
@@ -55,7 +52,7 @@ DONE = Completed(0, "", "")
 
 
 def test_it_is_woken_at_once_and_then_at_most_once_in_30_s(juju, note):
-    waker = Waker("worker/0", note)
+    waker = Waker("worker/0", note, juju.beside)
     turn(waker, 100)
     assert juju.calls == []
     waker.want()
@@ -75,7 +72,7 @@ def test_it_is_woken_at_once_and_then_at_most_once_in_30_s(juju, note):
 
 
 def test_what_changes_while_it_looks_is_told_by_another_call(juju, note):
-    waker = Waker("worker/0", note)
+    waker = Waker("worker/0", note, juju.beside)
     waker.want()
     turn(waker, 100)
     waker.want()
@@ -91,7 +88,7 @@ def test_what_changes_while_it_looks_is_told_by_another_call(juju, note):
     "answer", [Completed(1, "", "no unit"), process.CommandError(["x"], 127, "not there")]
 )
 def test_one_that_fails_is_made_again_less_and_less_often(juju, note, answer, caplog):
-    waker = Waker("worker/0", note)
+    waker = Waker("worker/0", note, juju.beside)
     waker.want()
     began = []
     monkeys, juju.answer = juju.calls, answer
@@ -109,7 +106,7 @@ def test_one_that_fails_is_made_again_less_and_less_often(juju, note, answer, ca
 
 
 def test_one_that_takes_too_long_is_ended(juju, note):
-    waker = Waker("worker/0", note)
+    waker = Waker("worker/0", note, juju.beside)
     waker.want()
     turn(waker, 100)
     turn(waker, 100 + watch.HOOKS)
@@ -118,11 +115,11 @@ def test_one_that_takes_too_long_is_ended(juju, note):
 
 
 def test_what_was_untold_when_it_ended_is_told(juju, note):
-    first = Waker("worker/0", note)
+    first = Waker("worker/0", note, juju.beside)
     first.want()
     turn(first, 100)
     first.close()
     assert juju.killed == 1
-    second = Waker("worker/0", note)
+    second = Waker("worker/0", note, juju.beside)
     turn(second, 101)
     assert len(juju.calls) == 2

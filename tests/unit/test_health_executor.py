@@ -2,7 +2,6 @@
 # See LICENSE file for licensing details.
 """The clerk: what was decided is written, or stays to be done; the memory is saved after it."""
 
-import errno
 import json
 import logging
 
@@ -17,7 +16,6 @@ from gpu_agent.model import decisions as decided
 from gpu_agent.model.card import Card
 from gpu_agent.model.decisions import BringBack, Suspect, TakeOut, Tell
 from gpu_agent.model.observations import Moment
-from machine import files
 
 CARD = Card("GPU-0", 3, "0000:01:00.0", "A100", ("GPU-0",))
 OUT = TakeOut("GPU-0", "off-bus", "off the bus: it has fallen off", "isolation", "reboot")
@@ -116,22 +114,9 @@ def test_who_only_observes_writes_nothing_and_says_it(folders, caplog):
     assert desk.saved()["words"] == "nothing"
 
 
-@pytest.fixture
-def full(monkeypatch):
-    """A disk that is full as long as its first item is true."""
-    state = [True]
-    ensure_file = files.ensure_file
-
-    def write(path, *arguments, **options):
-        if state[0] and path.parent.name in ("quarantine", "state"):
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        return ensure_file(path, *arguments, **options)
-
-    monkeypatch.setattr(files, "ensure_file", write)
-    return state
-
-
-def test_on_a_full_disk_nothing_is_lost_and_it_is_said_once(desk, full, caplog):
+def test_what_cannot_be_written_is_not_lost_and_it_is_said_once(desk, folders, caplog):
+    for path in (folders / "quarantine", desk.state):
+        path.write_text("")
     desk.memory.words = "GPU-0 is out"
     desk.turn(OUT)
     desk.turn()
@@ -142,7 +127,8 @@ def test_on_a_full_disk_nothing_is_lost_and_it_is_said_once(desk, full, caplog):
     assert not (desk.state / "memory.json").exists()
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
     assert len(errors) == 1
-    full[0] = False
+    for path in (folders / "quarantine", desk.state):
+        path.unlink()
     desk.turn()
     assert out() == [("GPU-0", "watch", "xid", "compute")]
     assert desk.saved()["words"] == "GPU-0 is out"

@@ -15,13 +15,20 @@ OUT = {"GPU-0": Unavailable(QUARANTINED, "xid-79", "Xid 79: it has fallen off th
 
 
 class Watch:
-    """A worker whose GPU 0 has a job."""
+    """A worker whose GPU 0 has a job, and these GPUs a request for a test."""
 
-    def __init__(self, recovery="none"):
+    def __init__(self, recovery="none", asked=()):
         self.days, self.wakes = Days(), []
-        self.part = Freed(recovery, lambda: self.wakes.append(self.days.now))
+        self.asked = [retests.Ask(uuid, "quick", "Xid 31 twice", "") for uuid in asked]
+        self.fault = None
+        self.part = Freed(recovery, lambda: self.wakes.append(self.days.now), self.requests)
         self.days.holdings = (job(),)
         self.turn(0)
+
+    def requests(self):
+        if self.fault:
+            raise self.fault
+        return tuple(self.asked)
 
     def turn(self, seconds, **changes):
         self.days.now += seconds
@@ -33,15 +40,8 @@ class Watch:
         return self.turn(2) or self.turn(2)
 
 
-@pytest.fixture(autouse=True)
-def asked(tmp_path, monkeypatch):
-    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    return lambda uuid: retests.ask(uuid, "quick", "Xid 31 twice")
-
-
-def test_a_test_that_waits_for_a_job_is_made_at_its_end(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_a_test_that_waits_for_a_job_is_made_at_its_end():
+    watch = Watch(asked=["GPU-0"])
     assert [watch.turn(2) for _ in range(5)] == [0] * 5
     assert watch.end() == 1
     assert [watch.turn(2) for _ in range(5)] == [1] * 5
@@ -55,14 +55,12 @@ def test_a_reset_that_waits_for_a_job_is_made_at_its_end():
         assert watch.end() == wakes
 
 
-def test_for_another_gpu_or_none_that_waits_nobody_is_woken(asked):
-    asked("GPU-1")
-    assert Watch("reset").end() == 0
+def test_for_another_gpu_or_none_that_waits_nobody_is_woken():
+    assert Watch("reset", ["GPU-1"]).end() == 0
 
 
-def test_memory_that_is_still_taken_is_waited_for(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_memory_that_is_still_taken_is_waited_for():
+    watch = Watch(asked=["GPU-0"])
     watch.days.holdings = ()
     taken = {"unavailable": {"GPU-0": residual_memory.cause(2048)}}
     assert [watch.turn(2, **taken) for _ in range(5)] == [0] * 5
@@ -70,9 +68,8 @@ def test_memory_that_is_still_taken_is_waited_for(asked):
     assert watch.turn(1) == 1
 
 
-def test_a_gpu_that_the_next_job_has_at_once_is_not_free(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_a_gpu_that_the_next_job_has_at_once_is_not_free():
+    watch = Watch(asked=["GPU-0"])
     watch.days.holdings = ()
     assert watch.turn(1) == 0
     watch.days.holdings = (job("t2"),)
@@ -80,17 +77,15 @@ def test_a_gpu_that_the_next_job_has_at_once_is_not_free(asked):
     assert watch.end() == 1
 
 
-def test_a_gpu_that_is_handed_over_is_not_free(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_a_gpu_that_is_handed_over_is_not_free():
+    watch = Watch(asked=["GPU-0"])
     watch.days.holdings = (dataclasses.replace(job(), in_use=False, handing_over=True),)
     assert [watch.turn(2) for _ in range(5)] == [0] * 5
     assert watch.end() == 1
 
 
-def test_short_jobs_one_after_another_wake_it_no_more_often_than_juju_does(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_short_jobs_one_after_another_wake_it_no_more_often_than_juju_does():
+    watch = Watch(asked=["GPU-0"])
     for _ in range(100):
         watch.days.holdings = (job(),)
         watch.turn(2)
@@ -100,16 +95,14 @@ def test_short_jobs_one_after_another_wake_it_no_more_often_than_juju_does(asked
     assert last - first >= 300
 
 
-def test_who_can_not_be_told_to_hold_it_is_nobody_that_has_ended(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_who_can_not_be_told_to_hold_it_is_nobody_that_has_ended():
+    watch = Watch(asked=["GPU-0"])
     assert [watch.turn(2, holdings=None) for _ in range(5)] == [0] * 5
     assert watch.end() == 1
 
 
-def test_the_self_tests_own_containers_are_no_job(asked):
-    asked("GPU-0")
-    watch = Watch()
+def test_the_self_tests_own_containers_are_no_job():
+    watch = Watch(asked=["GPU-0"])
     watch.end()
     watch.days.now += 1000
     watch.days.holdings = (job(ours=True),)
@@ -117,16 +110,10 @@ def test_the_self_tests_own_containers_are_no_job(asked):
     assert watch.end() == 1, "the charm is there already"
 
 
-def test_what_can_not_be_read_is_read_at_a_later_turn(asked, monkeypatch):
-    asked("GPU-0")
-    watch = Watch()
-    read = retests.read
-
-    def refuse():
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(retests, "read", refuse)
+def test_what_can_not_be_read_is_read_at_a_later_turn():
+    watch = Watch(asked=["GPU-0"])
+    watch.fault = OSError(5, "Input/output error")
     with pytest.raises(OSError, match="Input"):
         watch.end()
-    monkeypatch.setattr(retests, "read", read)
+    watch.fault = None
     assert watch.turn(2) == 1

@@ -3,8 +3,10 @@
 """The loop of the watch: what each part is given, how often, and what one that fails spoils."""
 
 import errno
+import json
 import logging
 import select
+import shutil
 
 import pytest
 
@@ -16,7 +18,6 @@ from gpu_agent.health.settings import Settings
 from gpu_agent.model.card import Card
 from gpu_agent.model.decisions import TakeOut
 from gpu_agent.model.observations import Holding, Look, Message, Source
-from gpu_runtime import unavailable
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
 from gpu_runtime.unavailable import QUARANTINED, Unavailable
@@ -46,14 +47,24 @@ class Note:
 class Site:
     """A watch whose sources, judge and leases are a test's."""
 
-    def __init__(self, monkeypatch, *parts, hurries=bool):
+    def __init__(self, folder, *parts, hurries=bool):
         self.coming, self.waits, self.decisions = [], [], []
-        self.holdings, self.now, self.out = (), 1000.0, {}
-        monkeypatch.setattr(watch.time, "clock_gettime", lambda _: self.now)
-        monkeypatch.setattr(leased, "holdings", lambda _: self.holdings)
-        monkeypatch.setattr(unavailable, "read_folder", lambda folder: self.out.get(folder, {}))
-        given = Settings("a/0", "/d", cards=(CARD,), unavailable_folders=("c", "q"))
-        self.watch = Watch(given, self, self, parts, hurries)
+        self.held, self.now = (), 1000.0
+        self.folders = {name: folder / name for name in ("c", "q")}
+        folders = tuple(map(str, self.folders.values()))
+        given = Settings("a/0", "/d", cards=(CARD,), unavailable_folders=folders)
+        self.watch = Watch(given, self, self, parts, hurries, lambda: self.now)
+
+    def write(self, **causes):
+        """Write these records of unavailable GPUs, by their folder, and no others."""
+        for name, folder in self.folders.items():
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            for uuid, cause in causes.get(name, {}).items():
+                (folder / f"{uuid}.json").write_text(json.dumps(cause.as_record()))
+
+    def holdings(self):
+        return self.held
 
     def take(self, timeout):
         self.waits.append(round(timeout, 3))
@@ -68,13 +79,13 @@ class Site:
         return self.watch.turn(lambda _: None)
 
 
-def test_each_part_gets_what_was_seen_and_decided(monkeypatch):
+def test_each_part_gets_what_was_seen_and_decided(tmp_path):
     parts = Note(), Note()
-    site = Site(monkeypatch, *parts)
-    site.coming, site.decisions, site.holdings = [LOOK, MESSAGE], [OUT], HELD
-    site.out = {"c": {"GPU-0": DIRTY, "GPU-9": DIRTY}, "q": {"GPU-0": LOST}}
+    site = Site(tmp_path, *parts)
+    site.coming, site.decisions, site.held = [LOOK, MESSAGE], [OUT], HELD
+    site.write(c={"GPU-0": DIRTY, "GPU-9": DIRTY}, q={"GPU-0": LOST})
     site.turn()
-    site.out = {"c": {"GPU-0": DIRTY}}
+    site.write(c={"GPU-0": DIRTY})
     site.turn()
     for part in parts:
         (first, decisions), (second, nothing) = part.turns
@@ -88,8 +99,8 @@ def test_each_part_gets_what_was_seen_and_decided(monkeypatch):
         assert not second.is_taken_out("GPU-0")
 
 
-def test_the_pace_follows_who_holds_a_gpu(monkeypatch):
-    site = Site(monkeypatch)
+def test_the_pace_follows_who_holds_a_gpu(tmp_path):
+    site = Site(tmp_path)
     for holdings, decisions in (
         ((), []),
         (HELD, []),
@@ -97,7 +108,7 @@ def test_the_pace_follows_who_holds_a_gpu(monkeypatch):
         (LEFT, [OUT]),
         (LEFT, []),
     ):
-        site.holdings, site.decisions = holdings, decisions
+        site.held, site.decisions = holdings, decisions
         site.turn()
     site.turn(later=10.0)
     site.turn()
@@ -105,8 +116,8 @@ def test_the_pace_follows_who_holds_a_gpu(monkeypatch):
     assert site.waits == [0.0, slow, fast, fast, watch.SOON - 0.2, fast, slow]
 
 
-def test_who_has_something_to_do_soon_is_not_made_to_wait(monkeypatch):
-    site = Site(monkeypatch, hurries=lambda: True)
+def test_who_has_something_to_do_soon_is_not_made_to_wait(tmp_path):
+    site = Site(tmp_path, hurries=lambda: True)
     site.turn()
     site.turn()
     assert site.waits == [0.0, watch.HELD - 0.2]
@@ -115,10 +126,10 @@ def test_who_has_something_to_do_soon_is_not_made_to_wait(monkeypatch):
 @pytest.mark.parametrize(
     "fault", [OSError(errno.ENOSPC, "full"), ValueError("odd"), KeyError("x"), TypeError("y")]
 )
-def test_a_part_that_fails_is_said_once_and_hinders_no_other(monkeypatch, caplog, fault):
+def test_a_part_that_fails_is_said_once_and_hinders_no_other(tmp_path, caplog, fault):
     caplog.set_level(logging.INFO)
     bad, good = Note(fault, fault, fault), Note()
-    site = Site(monkeypatch, bad, good)
+    site = Site(tmp_path, bad, good)
     for _ in range(5):
         site.turn()
     assert (len(bad.turns), len(good.turns)) == (2, 5)
@@ -126,25 +137,23 @@ def test_a_part_that_fails_is_said_once_and_hinders_no_other(monkeypatch, caplog
     assert "Note works again" in caplog.text
 
 
-def test_what_cannot_be_told_is_no_absence(monkeypatch, caplog):
+def test_what_cannot_be_told_is_no_absence(tmp_path, caplog):
     part = Note()
-    site = Site(monkeypatch, part)
-    site.out = {"q": {"GPU-0": LOST}}
+    site = Site(tmp_path, part)
+    site.write(q={"GPU-0": LOST})
     site.turn()
-
-    def fail(_):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(unavailable, "read_folder", fail)
+    site.write()
+    site.folders["q"].rmdir()
+    site.folders["q"].write_text("")
     site.turn()
-    assert [dict(moment.unavailable) for moment, _ in part.turns] == [site.out["q"]] * 2
-    assert "Too many open files" in caplog.text
+    assert [dict(moment.unavailable) for moment, _ in part.turns] == [{"GPU-0": LOST}] * 2
+    assert "Not a directory" in caplog.text
 
 
-def test_that_nobody_can_tell_who_holds_a_gpu_is_said_once(monkeypatch, caplog):
-    site = Site(monkeypatch)
+def test_that_nobody_can_tell_who_holds_a_gpu_is_said_once(tmp_path, caplog):
+    site = Site(tmp_path)
     for holdings in ((), None, None, HELD):
-        site.holdings = holdings
+        site.held = holdings
         site.turn()
     assert [record.getMessage() for record in caplog.records] == [
         "cannot read who holds a GPU",

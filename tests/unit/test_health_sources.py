@@ -2,10 +2,10 @@
 # See LICENSE file for licensing details.
 """What the watch sees beside NVML: the kernel's log and uevents, AMD's and Intel's files."""
 
+import contextlib
 import errno
 import os
-import pathlib
-import socket
+import resource
 
 import pytest
 
@@ -79,20 +79,30 @@ def test_a_gpu_that_no_driver_has_or_that_is_not_there_has_no_figures(tmp_path):
     assert sysfs_figures.read(tmp_path, "0000:04:00.0") is None
 
 
-def test_what_a_driver_refuses_is_not_told_and_want_of_files_is_no_absence(tmp_path, monkeypatch):
-    device(tmp_path, AMDGPU | {"gpu_busy_percent": "garbage\n"})
+def test_what_a_driver_refuses_is_not_told(tmp_path):
+    folder = device(tmp_path, AMDGPU | {"gpu_busy_percent": "garbage\n"})
     assert sysfs_figures.read(tmp_path, ADDRESS).busy is None
-
-    def refuse(number):
-        def opened(path, *arguments, **options):
-            raise OSError(number, os.strerror(number))
-
-        monkeypatch.setattr(pathlib.Path, "open", opened)
-
-    refuse(errno.EPERM)
+    for name in AMDGPU:
+        (folder / name).unlink()
+        (folder / name).symlink_to("/proc/self/mem")  # reading it is an input/output error
     assert sysfs_figures.read(tmp_path, ADDRESS) == Figures()
-    refuse(errno.ENFILE)
-    with pytest.raises(OSError, match="Too many open files"):
+
+
+@contextlib.contextmanager
+def out_of_files():
+    """A process that may open no further file."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with open(os.devnull) as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_want_of_files_is_no_absence(tmp_path):
+    device(tmp_path, AMDGPU)
+    with out_of_files(), pytest.raises(OSError, match="Too many open files"):
         sysfs_figures.read(tmp_path, ADDRESS)
 
 
@@ -128,25 +138,18 @@ def test_what_uevents_tell(data, told):
     assert drm_events.parse(data) == told
 
 
-def test_only_the_kernel_is_heard(monkeypatch):
+def test_only_the_kernel_is_heard():
     data = uevent(WEDGED="none")
     came = [(data, (4711, 1)), OSError(errno.ENOBUFS, ""), (data, (0, 1)), BlockingIOError()]
 
     class Socket:
-        def __init__(self, *arguments):
-            pass
-
-        def bind(self, address):
-            pass
-
         def recvfrom(self, most):
             one = came.pop(0)
             if isinstance(one, OSError):
                 raise one
             return one
 
-    monkeypatch.setattr(socket, "socket", Socket)
-    assert [one.text for one in drm_events.DrmListener().read()] == ["WEDGED=none"]
+    assert [one.text for one in drm_events.DrmListener(Socket).read()] == ["WEDGED=none"]
     assert not came
 
 
@@ -189,9 +192,8 @@ def test_a_sentence_over_several_records_and_reads(tmp_path):
     follower.close()
 
 
-def test_records_that_were_lost_are_no_end(tmp_path, monkeypatch):
+def test_records_that_were_lost_are_no_end(tmp_path):
     log(tmp_path)
-    follower = XidListener(tmp_path)
     record = b"3,9,1,-;NVRM: Xid (PCI:0000:01:00): 48, text\n"
     came = [BrokenPipeError(), record, BrokenPipeError(), BlockingIOError()]
 
@@ -201,20 +203,17 @@ def test_records_that_were_lost_are_no_end(tmp_path, monkeypatch):
             raise one
         return one
 
-    monkeypatch.setattr(os, "read", read)
+    follower = XidListener(tmp_path, read)
     assert [one.xid for one in follower.read()] == [48]
     assert follower.lost == 2
-    monkeypatch.undo()
     follower.close()
 
 
-def test_a_flood_is_read_in_parts(tmp_path, monkeypatch):
+def test_a_flood_is_read_in_parts(tmp_path):
     log(tmp_path)
-    follower = XidListener(tmp_path)
     reads = []
-    monkeypatch.setattr(os, "read", lambda *_: reads.append(1) or b"6,1,1,-;flood\n")
+    follower = XidListener(tmp_path, lambda *_: reads.append(1) or b"6,1,1,-;flood\n")
     assert follower.read() == []
-    monkeypatch.undo()
     assert 100 <= len(reads) <= 10_000
     follower.close()
 
@@ -244,6 +243,19 @@ def test_this_machines_own_log_can_be_followed():
 # ---- all of them together ----
 
 
+class Listener:
+    can_be_waited_for = True
+
+    def __init__(self, read):
+        self.read = read
+
+    def fileno(self):
+        return 0
+
+    def close(self):
+        pass
+
+
 class World:
     def __init__(self, root, *cards):
         self.now, self.child = 1000.0, Child()
@@ -255,6 +267,13 @@ class World:
     def wait(self, seconds):
         self.now += max(0.01, seconds)
         return False
+
+    def listen(self, vendor, read):
+        """Have the kernel's messages of a vendor's GPUs come by this function."""
+        begin = registry.find(vendor).listener
+        if there := self.sources._listeners.get(begin):
+            there.listener.close()
+        self.sources._listeners[begin] = _Open(Listener(read))
 
     def turn(self, *told):
         self.child.told += told
@@ -288,25 +307,12 @@ def test_a_driver_that_gives_a_gpu_up_or_resets_it_is_told(make):
     world = make(AMD, NVIDIA)
     world.look(AMD)
 
-    class Listener:
-        can_be_waited_for = True
-        told = (
-            of_driver("wedged", "WEDGED=rebind"),
-            of_driver("wedged", "WEDGED=rebind", "0000:09:00.0"),
-            of_driver("driver-reset", "WEDGED=none"),
-        )
-
-        def read(self):
-            told, self.told = self.told, ()
-            return told
-
-        def close(self):
-            pass
-
-    begin = registry.find("amd").listener
-    if there := world.sources._listeners.get(begin):
-        there.listener.close()
-    world.sources._listeners[begin] = _Open(Listener())
+    told = [
+        of_driver("wedged", "WEDGED=rebind"),
+        of_driver("wedged", "WEDGED=rebind", "0000:09:00.0"),
+        of_driver("driver-reset", "WEDGED=none"),
+    ]
+    world.listen("amd", [told].pop)
     assert world.sources.take(0) == [
         Message(1000, AMD.uuid, Source.COUNTER, "wedged", text="WEDGED=rebind"),
         Message(1000, AMD.uuid, Source.COUNTER, "driver-reset", text="WEDGED=none"),
@@ -328,13 +334,11 @@ def test_messages_bring_a_look_but_a_flood_of_them_no_flood_of_looks(make, tmp_p
     assert 1 <= len(world.child.asked) <= 4
 
 
-def test_a_kernels_log_that_never_ends_is_read_twice_a_second(make, monkeypatch):
+def test_a_kernels_log_that_never_ends_is_read_twice_a_second(make):
     world = make(NVIDIA)
     world.look(NVIDIA)
     reads = []
-    (log,) = [source.listener for source in world.sources._listeners.values()]
-    monkeypatch.setattr(log, "read", lambda: reads.append(world.now) or [])
-    monkeypatch.setattr(log, "can_be_waited_for", True)
+    world.listen("nvidia", lambda: reads.append(world.now) or [])
     waits = []
 
     def wait(seconds):

@@ -4,21 +4,22 @@
 
 import pytest
 
-from gpu_agent import paths
-from gpu_agent.availability import quarantine
 from gpu_agent.model.decisions import TakeOut
+from gpu_agent.model.quarantine import HEALTH, Quarantine
 from tests.unit.health_world import World
 from tests.unit.situations import TSA, Running, changed, gpu, make_plan, situation, status_lines
 
 
-def said(world, monkeypatch, tmp_path):
-    """Status after the clerk has written what the judge decided last."""
-    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
-    for one in world.of(TakeOut):
-        about = one.uuid, one.reason, one.fault, one.level, one.remedy
-        quarantine.put(*about, by=quarantine.HEALTH)
+def said(world):
+    """Status with the records of what the judge decided last."""
+    records = {
+        one.uuid: Quarantine(
+            one.uuid, one.reason, one.fault, one.level, remedy=one.remedy, by=HEALTH
+        )
+        for one in world.of(TakeOut)
+    }
     given = situation(gpu(0), gpu(1))
-    state = changed(given, quarantined=quarantine.read(), tsa=TSA)
+    state = changed(given, quarantined=tuple(records.values()), tsa=TSA)
     made = make_plan(state)
     return status_lines(state, made, Running(worker=True, connected=True))[0].text
 
@@ -43,24 +44,24 @@ SEEN = {
 
 
 @pytest.mark.parametrize("words", SEEN)
-def test_status_has_fault_and_first_step(words, monkeypatch, tmp_path):
+def test_status_has_fault_and_first_step(words):
     world = World()
     SEEN[words](world)
-    assert said(world, monkeypatch, tmp_path) == READY + words
+    assert said(world) == READY + words
 
 
-def test_where_all_are_out_the_next_step_is_a_test_or_the_operators_word(monkeypatch, tmp_path):
+def test_where_all_are_out_the_next_step_is_a_test_or_the_operators_word():
     world = World()
     world.event(79)
     world.event(64, gpu=1)
-    assert said(world, monkeypatch, tmp_path) == (
+    assert said(world) == (
         "All GPUs are unavailable (2 quarantined: GPU 0 (Xid 79), GPU 1 (Xid 64)): reboot the "
         "machine, replace GPU 1, then juju run worker/0 gpu-selftest level=isolation and "
         "juju run worker/0 gpu-uncordon gpu=gpu-1"
     )
 
 
-def test_the_fifth_time_is_said_to_the_operator(monkeypatch, tmp_path):
+def test_the_fifth_time_is_said_to_the_operator():
     world = World()
     for _ in range(5):
         world.event(62)
@@ -68,6 +69,4 @@ def test_the_fifth_time_is_said_to_the_operator(monkeypatch, tmp_path):
         if world.out["GPU-0"].level:
             world.passes()
         world.look()
-    assert said(world, monkeypatch, tmp_path) == (
-        f"{READY}Xid 62; find out why GPU 0 fails repeatedly))"
-    )
+    assert said(world) == (f"{READY}Xid 62; find out why GPU 0 fails repeatedly))")

@@ -13,7 +13,7 @@ from host import nvidia_driver_change as driver_change
 from host.nvidia_driver_change import Choice
 from lifecycle.driver_upgrade import record as driver_record
 from lifecycle.driver_upgrade.record import Record, Step
-from machine import apt, packages
+from machine import apt
 
 OLD = Choice("580-server", "580.9.1", {"nvidia-utils-580-server": "580.9.1-0ubuntu1"})
 NEW = Choice("580-server", "580.10.1", {"nvidia-utils-580-server": "580.10.1-0ubuntu1"})
@@ -28,55 +28,63 @@ def test_versions_are_compared_by_their_numbers(one, other, newer):
     assert driver_change.is_newer(one, other) is newer
 
 
-def test_a_version_that_the_archives_have_no_more_is_named(monkeypatch):
-    offered = {"nvidia-utils-580-server": ("580.10.1-0ubuntu1",)}
-    monkeypatch.setattr(apt, "available", lambda *_: offered)
-    assert driver_change.lost(NEW) == ""
-    assert driver_change.lost(OLD) == "nvidia-utils-580-server 580.9.1-0ubuntu1"
+def test_a_version_that_the_archives_have_no_more_is_named():
+    def available(name):
+        return {name: ("580.10.1-0ubuntu1",)}
+
+    assert driver_change.lost(NEW, available) == ""
+    assert driver_change.lost(OLD, available) == "nvidia-utils-580-server 580.9.1-0ubuntu1"
 
 
-def test_a_preview_has_what_changes_comes_and_goes(monkeypatch):
+def test_a_preview_has_what_changes_comes_and_goes():
     asked = []
 
     def simulate(*wanted):
         asked.append(wanted)
         return apt.Simulated(("b", "a"), {"c": "1"}, frozenset(), {})
 
-    monkeypatch.setattr(apt, "simulate", simulate)
-    assert driver_change.preview(NEW) == "changes: c; comes: a, b"
+    assert driver_change.preview(NEW, simulate) == "changes: c; comes: a, b"
     assert asked == [("nvidia-utils-580-server=580.10.1-0ubuntu1",)]
 
 
-@pytest.fixture
-def room(monkeypatch):
-    """What the package room is asked for; it has the packages of all that was installed."""
-    calls, owned = [], {}
+class Packages:
+    """What the machine's packages are asked for; they have all that was installed."""
 
-    def ensure(owner, versions, _):
+    def __init__(self):
+        self.calls, self.came = [], {}
+
+    def ensure(self, owner, versions, _):
         assert owner == driver_packages.OWNER
-        calls.append(("ensure", *versions))
-        owned.update(versions)
+        self.calls.append(("ensure", *versions))
+        self.came.update(versions)
         return True
 
-    monkeypatch.setattr(packages, "ensure", ensure)
-    monkeypatch.setattr(packages, "owned", lambda _: {**owned})
-    monkeypatch.setattr(
-        packages, "remove_installed", lambda *names: calls.append(("remove", *names))
-    )
-    driver_change.install(OLD, NEW, print)
-    calls.clear()
-    return calls
+    def owned(self, _):
+        return {**self.came}
+
+    def remove_installed(self, *names):
+        self.calls.append(("remove", *names))
+        return True
+
+
+@pytest.fixture
+def room():
+    """The packages of a machine with the old driver."""
+    room = Packages()
+    driver_change.install(OLD, NEW, print, room)
+    room.calls.clear()
+    return room
 
 
 def test_a_newer_version_takes_the_place_of_the_older_one(room):
-    assert driver_change.install(NEW, OLD, print) is True
-    assert room == [("ensure", *NEW.packages)]
+    assert driver_change.install(NEW, OLD, print, room) is True
+    assert room.calls == [("ensure", *NEW.packages)]
 
 
 def test_what_another_branch_has_left_goes_and_what_stays_is_held_again(room):
-    assert driver_change.install(OTHER, OLD, print) is True
+    assert driver_change.install(OTHER, OLD, print, room) is True
     ensure = ("ensure", *OTHER.packages)
-    assert room == [ensure, ("remove", *OLD.packages), ensure]
+    assert room.calls == [ensure, ("remove", *OLD.packages), ensure]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="device nodes need root")

@@ -5,10 +5,10 @@
 A mirror, or who stands before it, makes keys that gpg tells the pinned fingerprint of.
 """
 
-import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import time
 
 import pytest
@@ -80,10 +80,12 @@ def test_one_key_is_told_by_its_primary_fingerprint(ring, one):
     assert openpgp.read(key.text) == key
 
 
-def test_nothing_is_left_on_the_machine(ring, one, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("GNUPGHOME", str(tmp_path / "not-this"))
-    openpgp.read(ring.public(one))
+def test_nothing_is_left_on_the_machine(ring, one, tmp_path):
+    program = "import sys; from host import openpgp; openpgp.read(sys.stdin.read())"
+    paths = {"PYTHONPATH": ":".join(sys.path), "TMPDIR": str(tmp_path)}
+    env = paths | {"GNUPGHOME": str(tmp_path / "not-this")}
+    argv = [sys.executable, "-B", "-c", program]
+    process.run(argv, timeout=60, stdin=ring.public(one), env=env)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -160,10 +162,9 @@ def test_what_is_no_key_is_named(text, said):
         openpgp.read(text)
 
 
-def test_missing_gpg_is_no_bad_key(ring, one, monkeypatch):
-    monkeypatch.setattr(openpgp, "PROGRAM", str(pathlib.Path(ring.home, "no-gpg")))
+def test_missing_gpg_is_no_bad_key(ring, one, tmp_path):
     with pytest.raises(process.CommandError, match="can't be started"):
-        openpgp.read(ring.public(one))
+        openpgp.read(ring.public(one), str(tmp_path / "no-gpg"))
 
 
 def test_pin_as_a_revoker_is_not_the_keys_fingerprint():

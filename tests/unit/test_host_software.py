@@ -5,10 +5,7 @@
 import pytest
 
 from gpu_agent.model.keep import Keep
-from host import kernel_settings as settings
-from host import nvidia_driver as driver
-from host import nvidia_toolkit as toolkit
-from host import software
+from host.software import Software
 from machine import apt_errors, packages
 from plan.model import DriverPlan, HostPlan, ToolkitPlan
 
@@ -20,42 +17,53 @@ PLAN = HostPlan(
 ALL = ["driver (1 of 2)", "toolkit (2 of 2)", "settings"]
 
 
-class Rooms:
-    """What was asked for in order, and the errors that the parts end with."""
+class Part:
+    """The driver or the toolkit; it notes what it is asked for, and ends with its `error`."""
 
-    def __init__(self, monkeypatch):
-        self.said, self.errors = [], {}
-        for room in (driver, toolkit):
-            monkeypatch.setattr(
-                room,
-                "ensure",
-                self.part(room.__name__.removeprefix("host.").removeprefix("nvidia_")),
-            )
-        monkeypatch.setattr(settings, "ensure", lambda _: self.note("settings"))
-        monkeypatch.setattr(driver, "release", lambda: self.note("driver goes"))
-        monkeypatch.setattr(toolkit, "release", lambda: self.note("toolkit goes"))
-        monkeypatch.setattr(settings, "remove", lambda: self.note("settings go"))
+    def __init__(self, name, said):
+        self.name, self.said, self.error = name, said, None
 
-    def note(self, what):
-        self.said.append(what)
+    def ensure(self, _plan, progress):
+        progress(self.name)
+        if self.error:
+            raise self.error
+        return self.name == "toolkit"
+
+    def release(self):
+        self.said.append(f"{self.name} goes")
         return True
 
-    def part(self, name):
-        def ensure(_, progress):
-            progress(name)
-            if name in self.errors:
-                raise self.errors[name]
-            return name == "toolkit"
 
-        return ensure
+class Settings:
+    """Settings that note what they are asked for."""
+
+    def __init__(self, said):
+        self.said = said
+
+    def ensure(self, _):
+        self.said.append("settings")
+        return True
+
+    def remove(self):
+        self.said.append("settings go")
+        return True
+
+
+class Rooms:
+    """What was asked for in order, and the parts that were asked."""
+
+    def __init__(self):
+        self.said = []
+        self.parts = {name: Part(name, self.said) for name in ("driver", "toolkit")}
+        self.software = Software(**self.parts, settings=Settings(self.said))
 
     def ensure(self, plan=PLAN):
-        return software.ensure(plan, self.said.append)
+        return self.software.ensure(plan, self.said.append)
 
 
 @pytest.fixture
-def rooms(monkeypatch):
-    return Rooms(monkeypatch)
+def rooms():
+    return Rooms()
 
 
 def test_the_driver_comes_first_and_the_settings_last(rooms):
@@ -70,14 +78,15 @@ def test_what_is_given_up_goes_before_anything_comes(rooms):
 
 @pytest.mark.parametrize("fails", [["driver"], ["driver", "toolkit"], ["toolkit"]])
 def test_a_part_that_can_not_be_had_stops_no_other_and_the_first_is_told(rooms, fails):
-    rooms.errors = {name: packages.PackageError(f"no {name}") for name in fails}
+    for name in fails:
+        rooms.parts[name].error = packages.PackageError(f"no {name}")
     with pytest.raises(packages.PackageError, match=f"no {fails[0]}"):
         rooms.ensure()
     assert rooms.said == ALL
 
 
 def test_another_package_manager_is_waited_for_once(rooms):
-    rooms.errors = {"driver": apt_errors.BusyError("apt is at work", passes=True)}
+    rooms.parts["driver"].error = apt_errors.BusyError("apt is at work", passes=True)
     with pytest.raises(packages.PackageError, match="at work"):
         rooms.ensure()
     assert rooms.said == [ALL[0], "settings"]

@@ -14,7 +14,6 @@ from gpu_agent.model import errors
 from gpu_agent.model.host import Machine, Packaged, Toolkit
 from gpu_selftest import results
 from gpu_selftest.check import Level, Outcome, Result
-from host import nvidia_toolkit as toolkit
 from host import toolkit_trial as trial
 from machine import packages
 from tests.unit.situations import gpu, make_plan, situation
@@ -25,56 +24,67 @@ BACK = Packaged(BEFORE, ours=True, bad=(TRIED,))
 CONTAINER, CARD = Level.ISOLATION, Level.QUICK
 
 
+class Toolkits:
+    """The toolkit's packages: what was done to them."""
+
+    def __init__(self):
+        self.done, self.refused = [], None
+
+    def keep(self):
+        self.done.append("kept")
+        return True
+
+    def roll_back(self, planned, to, _):
+        self.done.append((planned.version, to))
+        if self.refused:
+            raise self.refused
+        return True
+
+    def look(self):
+        return BACK
+
+
 class Site:
     """A worker on whose toolkit the self-test has said something, and what was done then."""
 
-    def __init__(self):
-        self.done, self.said = [], []
-        self.report = self.refused = None
+    def __init__(self, folder):
+        self.folder, self.toolkits, self.said = folder, Toolkits(), []
         self.packaged = Packaged(TRIED, ours=True, previous=BEFORE)
         self.toolkit = Toolkit("/runtime", TRIED)
         self.quarantined = ()
+
+    @property
+    def done(self):
+        return self.toolkits.done
 
     def tell(self, *found, subject="this", level=Level.ISOLATION):
         """What the last report says: a level, a GPU and what came of it, again and again."""
         shown = tuple(
             Result("check", level, "it works", outcome, uuid) for level, uuid, outcome in found
         )
-        self.report = results.Report(
+        report = results.Report(
             run="20261121T170000Z-1a2b", subject=subject, level=level, device="cuda", gpu="",
             outcome=results.outcome(shown), started="2026-11-21T17:00:00+00:00", seconds=1.0,
             results=shown,
         )  # fmt: skip
-
-    def keep(self):
-        self.done.append("kept")
-        return True
-
-    def roll_back(self, planned, to, progress):
-        self.done.append((planned.version, to))
-        if self.refused:
-            raise self.refused
-        return True
+        results.save(report, self.folder)
 
     def end(self):
         """What the trial comes to: the state after it, and whether that is another."""
         found = situation(gpu(0), gpu(1), toolkit=self.toolkit)
         found = dataclasses.replace(found, packaged=self.packaged, quarantined=self.quarantined)
-        after = trial.end(found, make_plan(found), "this", self.said.append)
+        after = trial.end(
+            found, make_plan(found), "this", self.said.append, self.toolkits, self.folder
+        )
         return after, after is not found
 
 
 @pytest.fixture
 def site(monkeypatch, tmp_path):
-    made = Site()
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
-    monkeypatch.setattr(results, "read", lambda: made.report)
-    monkeypatch.setattr(toolkit, "keep", made.keep)
-    monkeypatch.setattr(toolkit, "roll_back", made.roll_back)
-    monkeypatch.setattr(toolkit, "look", lambda: BACK)
     here = Machine("amd64", Toolkit("/runtime", BEFORE))
     monkeypatch.setattr(facts, "machine", lambda: here)
-    return made
+    return Site(tmp_path / "selftest")
 
 
 def test_a_toolkit_that_containers_work_with_is_kept(site):
@@ -160,7 +170,7 @@ def test_gpus_that_it_failed_on_are_in_use_again_and_no_others(site):
 
 def test_one_that_cannot_go_is_told(site):
     site.tell((CONTAINER, FIRST, Outcome.FAILED))
-    site.refused = packages.PackageError("the archives have no 1.19.1-1")
+    site.toolkits.refused = packages.PackageError("the archives have no 1.19.1-1")
     with pytest.raises(packages.PackageError, match=r"no 1\.19\.1-1"):
         site.end()
 

@@ -11,8 +11,7 @@ import dataclasses
 import pytest
 from ops import testing
 
-from ci.concourse import service
-from ci.concourse.web import tls as web_tls
+from ci.concourse.web.tls import Signing
 from tests.unit.situations import HOST_KEY, WORKER_KEY, database, state, tsa, workers
 
 HOSTILE = (
@@ -147,12 +146,8 @@ def test_a_database_that_is_hostile_has_web_wait_with_what_it_has(context, rooms
     assert rooms.web == web
 
 
-def test_who_signs_certificates_and_is_hostile_is_waited_for(
-    context, rooms, monkeypatch, tmp_path
-):
-    monkeypatch.setattr(service, "KEYS", tmp_path)
-    monkeypatch.setattr(web_tls, "_KEY", tmp_path / "key")
-    monkeypatch.setattr(web_tls, "_REQUEST", tmp_path / "request")
+def test_who_signs_certificates_and_is_hostile_is_waited_for(context, rooms, tmp_path):
+    rooms.hand_in(signing=Signing(tmp_path))
     relation = testing.Relation("certificates", remote_app_name="tls")
     before = state("web", [database(), relation])
     for _, word in WORDS:

@@ -3,31 +3,30 @@
 """Repair of GPUs in a hook: what is read, what is done, and what a killed hook leaves behind."""
 
 import dataclasses
+import datetime
 import json
 import time
 
 import pytest
 
-from gpu_agent import paths
-from gpu_agent.availability import lease_report as leases
-from gpu_agent.availability import quarantine, retests
 from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia import reset as gpu_reset
 from gpu_agent.model.gpu_health import Health, RemappedRows
 from gpu_agent.model.host import Driver
 from gpu_agent.model.inventory import State
 from gpu_agent.model.leases import Lease
-from gpu_selftest import service
-from lifecycle import gpu_remediation as recovery
-from lifecycle import remediation_record as recovery_record
-from machine import files, locks, process, procfs
-from machine import isolated_call as apart
+from lifecycle.clock import Clock
+from lifecycle.gpu_remediation import Gpus, Remediation
+from lifecycle.remediation_record import RemediationRecord
+from machine import process
 from machine import systemd as services
 from machine import systemd_transient as transient
 from plan.gpu_remediation import Step
+from plan.state import Quarantine
 from tests.unit.grants import in_use
 from tests.unit.situations import TSA, changed, gpu, make_plan, situation
 
+TODAY = 1_800_000_000.0  # seconds since the epoch
 WELL = Health(recovery_action=0, persistence=True)
 SICK = dataclasses.replace(WELL, recovery_action=1)
 
@@ -36,63 +35,91 @@ class Killed(BaseException):
     """Nothing after it is done."""
 
 
-class Site:
+class Settable(Clock):
+    """A clock that a test sets."""
+
     def __init__(self):
+        self.name, self.uptime, self.ahead = "first", 604800.0, 0.0
+
+    def boot(self):
+        return self.name
+
+    def since_boot(self):
+        return self.uptime
+
+    def now(self):
+        return TODAY + self.ahead
+
+
+class Site(Gpus):
+    """A machine with two GPUs, the first of which is quarantined."""
+
+    def __init__(self, folder):
         self.state = changed(situation(gpu(0), gpu(1)), tsa=TSA)
         self.allow()
-        self.health = {"GPU-0": SICK, "GPU-1": WELL}
+        self.clock = Settable()
+        self.record = RemediationRecord(folder / "state", self.clock)
+        self.out = {}
+        self.put("recovery")
+        self.asked = []
+        self.driver_says = {"GPU-0": SICK, "GPU-1": WELL}
         self.held = {}
         self.resets = []
         self.why = ""
         self.after_reset = WELL
         self.error = None
-        self.boot, self.uptime = "first", 604800.0
 
     def allow(self, recovery="reset", reboot="none"):
         options = self.state.options
         options = dataclasses.replace(options, gpu_recovery=recovery, auto_reboot=reboot)
         self.state = dataclasses.replace(self.state, options=options)
 
+    def put(self, check, level="isolation"):
+        since = datetime.datetime.fromtimestamp(TODAY, datetime.timezone.utc).isoformat()
+        self.out["GPU-0"] = Quarantine("GPU-0", "Xid 79: gone", check, level, since, "reboot")
+
     def hook(self, **changes):
         state = dataclasses.replace(self.state, **changes)
-        return recovery.ensure(state, make_plan(state), lambda _: None)
+        return Remediation(self.record, self).ensure(state, make_plan(state), lambda _: None)
 
-    def reset(self, uuid, **more):
-        self.resets.append((uuid, more))
+    def quarantined(self):
+        return tuple(self.out.values())
+
+    def retests(self):
+        return {uuid for uuid, _ in self.asked}
+
+    def have_tested(self, uuid, level, why):
+        self.asked.append((uuid, level))
+
+    def holders(self):
+        return self.held
+
+    def is_engaged(self):
+        return False
+
+    def health(self, vendor, uuids):
+        return {uuid: self.driver_says[uuid] for uuid in uuids}
+
+    def reset(self, reset, uuid, *, persistent):
+        assert reset is registry.find("nvidia").reset
+        self.resets.append((uuid, persistent))
         if self.error:
             raise self.error
         if not self.why:
-            self.health[uuid] = self.after_reset
+            self.driver_says[uuid] = self.after_reset
         return self.why
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    site = Site()
-    monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
-    monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
-    monkeypatch.setattr(paths, "STATE", tmp_path)
-    monkeypatch.setattr(procfs, "boot_id", lambda: site.boot)
-    monkeypatch.setattr(time, "clock_gettime", lambda _: site.uptime)
-    monkeypatch.setattr(recovery, "_ask", lambda _, uuids: {u: site.health[u] for u in uuids})
-    monkeypatch.setattr(leases, "holders", lambda: site.held)
-    monkeypatch.setattr(service, "running", lambda: None)
-    monkeypatch.setattr(locks, "holder", lambda _: "")
-    monkeypatch.setattr(gpu_reset, "reset", site.reset)
-    monkeypatch.setattr(gpu_reset, "is_running", lambda: False)
-    quarantine.put("GPU-0", "Xid 79: gone", "recovery", "isolation", "reboot")
-    return site
-
-
-def asked():
-    return [(ask.uuid, ask.level) for ask in retests.read()]
+def site(tmp_path):
+    return Site(tmp_path)
 
 
 def test_a_gpu_whose_driver_asks_for_it_is_reset_once_and_tested(site):
     assert site.hook() == ()
-    assert site.resets == [("GPU-0", {"persistent": True, "beside": recovery.WATCH})]
-    assert asked() == [("GPU-0", "isolation")]
-    assert recovery_record.read().outcome == "it was reset"
+    assert site.resets == [("GPU-0", True)]
+    assert site.asked == [("GPU-0", "isolation")]
+    assert site.record.read().outcome == "it was reset"
     assert site.hook() == ()
     assert len(site.resets) == 1
 
@@ -106,13 +133,13 @@ def test_a_gpu_whose_driver_asks_for_it_is_reset_once_and_tested(site):
     ],
 )
 def test_what_else_a_reset_is_for(site, health):
-    site.health["GPU-0"] = health
+    site.driver_says["GPU-0"] = health
     site.hook()
     assert [uuid for uuid, _ in site.resets] == ["GPU-0"]
 
 
 def test_a_gpu_that_is_well_or_not_out_is_let_alone(site):
-    site.health = {"GPU-0": WELL, "GPU-1": SICK}
+    site.driver_says = {"GPU-0": WELL, "GPU-1": SICK}
     assert site.hook() == ()
     assert site.resets == []
 
@@ -121,10 +148,10 @@ def test_a_gpu_that_is_well_or_not_out_is_let_alone(site):
     "change",
     [
         lambda site: site.allow("none"),
-        lambda site: quarantine.cordon("GPU-0", "swapping it"),
+        lambda site: site.put("", level=""),
         lambda site: site.held.update(job=Lease(("GPU-0",))),
         lambda site: setattr(site, "held", None),
-        lambda site: site.health.update({"GPU-0": dataclasses.replace(SICK, computing=True)}),
+        lambda site: site.driver_says.update({"GPU-0": dataclasses.replace(SICK, computing=True)}),
     ],
 )
 def test_never_without_the_option_under_a_job_or_against_the_operator(site, change):
@@ -167,7 +194,7 @@ def test_a_reset_that_fails_is_told_and_leaves_a_reboot_where_that_may_be(site, 
     site.why = "GPU 00000000:01:00.0 is currently in use by another process."
     assert site.hook() == ()
     assert "no reset: GPU 00000000:01:00.0 is currently in use" in caplog.text
-    assert asked() == []
+    assert site.asked == []
     site.allow(reboot="gpu")
     assert site.hook() == ("GPU-0",)
     assert len(site.resets) == 1
@@ -176,14 +203,13 @@ def test_a_reset_that_fails_is_told_and_leaves_a_reboot_where_that_may_be(site, 
 def test_a_gpu_that_was_reset_is_tested_before_the_machine_is_rebooted_for_it(site):
     """Where the driver tells of no action: it can't be seen whether the reset helped."""
     site.allow(reboot="gpu")
-    site.health["GPU-0"] = dataclasses.replace(WELL, recovery_action=None)
-    site.after_reset = site.health["GPU-0"]
-    quarantine.lift("GPU-0")
-    quarantine.put("GPU-0", "Xid 79: gone", "xid", "isolation", "reboot")
+    site.driver_says["GPU-0"] = dataclasses.replace(WELL, recovery_action=None)
+    site.after_reset = site.driver_says["GPU-0"]
+    site.put("xid")
     for _ in range(2):
         assert site.hook() == ()
-        assert (len(site.resets), asked()) == (1, [("GPU-0", "isolation")])
-    retests.forget("GPU-0")  # it has failed
+        assert (len(site.resets), site.asked) == (1, [("GPU-0", "isolation")])
+    site.asked.clear()  # it has failed
     assert site.hook() == ("GPU-0",)
     assert len(site.resets) == 1
 
@@ -197,23 +223,16 @@ def test_a_hook_that_is_killed_in_a_reset_makes_no_second_one(site):
     assert len(site.resets) == 1
 
 
-def test_what_can_not_be_noted_is_not_done(site, monkeypatch, caplog):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(files, "ensure_file", full)
+def test_what_can_not_be_noted_is_not_done(site, caplog):
+    site.record.folder.write_text("")
     assert site.hook() == ()
     assert site.resets == []
-    assert "No space left" in caplog.text
+    assert "Not a directory" in caplog.text or "File exists" in caplog.text
 
 
-def test_a_driver_that_hangs_takes_a_reboot(site, monkeypatch):
-    def hang(*_, **__):
-        raise apart.HungError("no answer")
-
-    monkeypatch.undo()
-    monkeypatch.setattr(apart, "call", hang)
-    assert recovery._ask(registry.find("nvidia"), ("GPU-0",)) == {}
+def test_a_driver_that_hangs_gives_no_report(tmp_path):
+    vendor = dataclasses.replace(registry.find("nvidia"), health=lambda _: time.sleep(60))
+    assert Gpus(patience=0.2, hangs=tmp_path / "hangs").health(vendor, ("GPU-0",)) == {}
 
 
 def test_gpus_of_a_hung_driver_or_lost_ones_are_what_a_reboot_is_for(site):
@@ -231,29 +250,28 @@ def test_where_resets_are_not_allowed_the_gpu_is_rebooted_for_and_nothing_withou
     assert site.resets == []
 
 
-def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site, monkeypatch):
+def test_after_the_reboot_it_is_tested_and_brings_no_second_one(site):
     site.allow(reboot="gpu")
-    site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
+    site.driver_says["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
     assert site.hook() == ("GPU-0",)
-    recovery_record.begin(Step.REBOOT, ("GPU-0",))
+    site.record.begin(Step.REBOOT, ("GPU-0",))
     # A hook that comes before the machine goes.
     assert site.hook() == ()
-    assert asked() == []
-    site.boot, site.uptime = "second", 0.0
-    later = time.time() + 2 * 24 * 3600
-    monkeypatch.setattr(recovery.time, "time", lambda: later)
+    assert site.asked == []
+    site.clock.name, site.clock.uptime, site.clock.ahead = "second", 0.0, 2 * 24 * 3600
     assert site.hook() == ()
-    assert asked() == [("GPU-0", "isolation")]
+    assert site.asked == [("GPU-0", "isolation")]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "null", "{}", '{"made": [{"step": "x"}]}', "\xff"])
 def test_a_damaged_record_allows_no_reboot_for_a_day(site, caplog, text):
     site.allow(reboot="gpu")
-    site.health["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
-    (paths.STATE / "gpu-recovery.json").write_text(text, encoding="latin-1")
+    site.driver_says["GPU-0"] = dataclasses.replace(SICK, recovery_action=2)
+    site.record.folder.mkdir()
+    site.record.path.write_text(text, encoding="latin-1")
     assert site.hook() == ()
     assert "is damaged" in caplog.text
-    assert json.loads((paths.STATE / "gpu-recovery.json").read_text())["made"]
+    assert json.loads(site.record.path.read_text())["made"]
 
 
 class Systemd:

@@ -4,21 +4,17 @@
 
 import pytest
 
-from gpu_agent import paths
-from lifecycle import unit_record
+from lifecycle.clock import Clock
+from lifecycle.unit_record import UnitRecord
 from plan.state import RememberedIds
 
 
 @pytest.fixture
-def state(tmp_path, monkeypatch):
-    folder = tmp_path / "gpu-ci"
-    monkeypatch.setattr(paths, "STATE", folder)
-    monkeypatch.setattr(unit_record, "_IDS", folder / "gpu-ids.json")
-    monkeypatch.setattr(unit_record, "_LEAVING", folder / "leaving")
-    return folder
+def unit_record(tmp_path):
+    return UnitRecord(tmp_path / "gpu-ci", Clock())
 
 
-def test_ids_are_remembered_and_forgotten(state):
+def test_ids_are_remembered_and_forgotten(unit_record):
     ids = RememberedIds(("1", "0"), (("1", "GPU-b"), ("0", "GPU-a")), (1, 0))
     assert unit_record.remembered_ids() == RememberedIds()
     assert unit_record.remember_ids(ids)
@@ -29,7 +25,7 @@ def test_ids_are_remembered_and_forgotten(state):
     assert not unit_record.remember_ids(RememberedIds())
 
 
-def test_leaving_is_for_good(state):
+def test_leaving_is_for_good(unit_record):
     assert not unit_record.is_leaving()
     unit_record.set_leaving()
     unit_record.set_leaving()

@@ -20,13 +20,12 @@ def script():
 
 
 @pytest.fixture
-def call(script, monkeypatch, capsys):
+def call(script, capsys):
     """Run the command for a host; answers exit status and everything it said."""
 
     def call(host, *arguments, answer="y"):
-        monkeypatch.setattr(script, "ask", host.ask)
-        monkeypatch.setattr("builtins.input", lambda prompt: answer)
-        status = script.main(["worker", *arguments])
+        host.answer = answer
+        status = script.main(host, ["worker", *arguments])
         told = capsys.readouterr()
         return status, told.out + told.err
 
@@ -161,7 +160,7 @@ def test_amds_cards_come_with_kfd(call):
     assert devices == {name(ONE): ours(ONE), "gpuci-kfd": kfd}
 
 
-def test_nothing_is_done_unasked(call, monkeypatch):
+def test_nothing_is_done_unasked(call):
     host = Host()
     status, said = call(host, "--dry-run")
     assert (status, host.asked) == (0, [])
@@ -175,7 +174,7 @@ def test_nothing_is_done_unasked(call, monkeypatch):
 def test_wrong_use_is_a_status_of_its_own(script):
     for arguments in ([], ["worker", "--undo", "--gpus", "0"], ["worker", "--undo", "--share"]):
         with pytest.raises(SystemExit) as ended:
-            script.main(arguments)
+            script.main(Host(), arguments)
         assert ended.value.code == 2
 
 
@@ -278,7 +277,7 @@ def test_container_in_a_machine_of_this_host_is_the_models_too(call):
 def test_another_application_and_two_units_on_one_profile_are_refused(call, script, capsys):
     host = Host(units=2)
     assert "worker has 2 units, which would all use" in call(host, "--profile")[1]
-    assert script.main(["workers"]) == 1
+    assert script.main(host, ["workers"]) == 1
     said = "lxd-gpu: model ci has no application workers; its applications: web, worker\n"
     assert capsys.readouterr().err == said
     assert not host.asked
@@ -286,11 +285,11 @@ def test_another_application_and_two_units_on_one_profile_are_refused(call, scri
 
 def test_what_is_missing_here_is_told_and_so_is_an_error(script, monkeypatch, capsys, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert script.main(["worker"]) == 1
+    assert script.main(script.Host(), ["worker"]) == 1
     assert "juju is not installed here: run this on the LXD host" in capsys.readouterr().err
     (tmp_path / "juju").write_text("#!/bin/sh\necho 'ERROR no model' >&2; exit 1\n")
     (tmp_path / "juju").chmod(0o755)
-    assert script.main(["worker", "-m", "no such"]) == 1
+    assert script.main(script.Host(), ["worker", "-m", "no such"]) == 1
     assert capsys.readouterr().err == (
         "lxd-gpu: juju status --model 'no such' --format json: ERROR no model\n"
     )

@@ -2,8 +2,7 @@
 # See LICENSE file for licensing details.
 """What apt and dpkg of several releases complain of becomes one sentence of the right kind."""
 
-import os
-import types
+import pathlib
 
 import pytest
 
@@ -129,15 +128,13 @@ def test_what_is_said_is_short():
     assert len(str(apt_errors.explain("install a", "", f"E: {'x' * 9000}"))) < 500
 
 
-def test_a_full_disk_is_named_where_apt_does_not(monkeypatch):
+def test_a_full_disk_is_named_where_apt_does_not():
     """As apt 2.6 does, which then could not write what came as a dependency alone."""
-    found = os.statvfs("/")
-
-    def statvfs(folder):
-        room = 0 if str(folder) == "/var/lib/apt" else found.f_blocks
-        return types.SimpleNamespace(f_bavail=room, f_frsize=4096, f_files=0, f_favail=0)
-
-    monkeypatch.setattr(apt_errors.os, "statvfs", statvfs)
     said = "E: Write error - write (28: No space left on device)\n"
-    error = apt_errors.explain("install a", "", said)
+    error = apt_errors.no_room("install a", said, lambda folder: str(folder) != "/var/lib/apt")
     assert str(error).startswith("can't install a: the disk of /var/lib/apt is full (E: Write err")
+
+
+def test_room_is_what_is_free_for_the_charm(tmp_path):
+    assert apt_errors.has_room(tmp_path)
+    assert not apt_errors.has_room(pathlib.Path("/proc"))

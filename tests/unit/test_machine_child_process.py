@@ -105,17 +105,6 @@ def test_one_that_is_killed_leaves_nothing_behind():
     assert child.waited() == 0
 
 
-def test_one_that_does_not_end_is_counted_until_it_does(monkeypatch):
-    child = python("time.sleep(60)")
-    hung = [True]
-    gone = children.Child.is_gone
-    monkeypatch.setattr(children.Child, "is_gone", lambda self: not hung[0] and gone(self))
-    child.kill()
-    assert children.left() == 1
-    hung[0] = False
-    wait(lambda: not children.left())
-
-
 @pytest.mark.parametrize("late", [False, True])
 def test_it_dies_with_the_one_that_started_it(late):
     child = f"""

@@ -69,7 +69,6 @@ def test_one_that_hangs_is_given_up_and_killed(note):
 def test_as_long_as_one_cannot_be_killed_no_other_is_started(note, monkeypatch):
     # What hangs in the kernel outlives SIGKILL: so does this one, where none is sent.
     monkeypatch.setattr(apart.os, "kill", lambda *_: None)
-    monkeypatch.setattr(apart, "_GONE", 0.1)
     with pytest.raises(apart.HungError):
         apart.call(lambda: time.sleep(600), 0.1, note=note)
     monkeypatch.undo()

@@ -13,9 +13,8 @@ import time
 import pytest
 from ops import testing
 
-from ci.concourse.web import web
 from gpu_runtime.lease_store import Store
-from lifecycle import machine_claim as owner
+from lifecycle import machine_claim
 from machine import locks
 from tests.unit.situations import state
 
@@ -43,18 +42,17 @@ while True:
 # What hooks, actions and the watch decide under a lock, below a folder in the place of /.
 DECIDE = """
 import pathlib, sys
-from lifecycle import machine_claim as owner, unit_record as memory
+from lifecycle import machine_claim
 from gpu_agent import paths
 from gpu_agent.availability import external_use, quarantine, residual_memory as dirty
 from plan.unit_id import UnitId
 root = pathlib.Path(sys.argv[1])
-paths.STATE = root / "var/lib/gpu-ci"
-owner.RECORD = paths.STATE / "owner.json"
-paths.QUARANTINE = paths.STATE / "quarantine"
+state = root / "var/lib/gpu-ci"
+paths.QUARANTINE = state / "quarantine"
 paths.EXTERNAL = root / "run/gpu-ci/cordons"
 unit = UnitId("worker/0", "ci", "uuid", "")
 for _ in range(3):
-    owner.claim(unit)
+    machine_claim.Claim(state).take(unit)
     quarantine.put("GPU-1", "Xid 79", "xid-79", "quick", "Reboot", quarantine.HEALTH)
     quarantine.lift_seen("GPU-1", "xid-79")
     quarantine.cordon("GPU-2", "for alice")
@@ -128,19 +126,18 @@ def test_who_waits_for_a_lock_whose_file_is_removed_shares_it_with_none(tmp_path
         os.close(waiting)
 
 
-def test_a_lock_that_stays_taken_is_told_in_status_and_hinders_no_revocation(
-    context, rooms, monkeypatch
-):
+def test_a_lock_that_stays_taken_is_told_in_status_and_hinders_no_revocation(context, rooms):
     before = context.run(context.on.update_status(), state())
-    assert owner.RECORD.exists()
+    assert rooms.records.claim.path.exists()
     calls = []
-    monkeypatch.setattr(web, "authorize", lambda _: calls.append("authorize"))
 
-    def claim(*_):
-        calls.append("claim")
-        raise locks.BusyError("/x/.lock", 10)
+    class Busy(machine_claim.Claim):
+        def take(self, unit, found=None):
+            calls.append("claim")
+            raise locks.BusyError("/x/.lock", 10)
 
-    monkeypatch.setattr(owner, "claim", claim)
+    claim = Busy(rooms.records.claim.folder)
+    rooms.hand_in(authorize=lambda _: calls.append("authorize"), claim=claim)
     after = context.run(context.on.update_status(), before)
     assert calls == ["authorize", "claim"]
     assert after.unit_status == testing.WaitingStatus(

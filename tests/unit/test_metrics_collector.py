@@ -31,16 +31,14 @@ LOST = Unavailable(QUARANTINED, "xid-79", "Xid 79: off the bus")
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """Seconds since boot, which stand still unless a test moves them."""
-    clock = types.SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(metrics, "_now", lambda: clock.now)
-    return clock
+    return types.SimpleNamespace(now=1000.0)
 
 
 @pytest.fixture
 def told(clock, tmp_path):
-    return metrics.Metrics("1.2", "enabled", 15, tmp_path / "oci.log", names={}.get)
+    return metrics.Metrics("1.2", "enabled", 15, tmp_path / "oci.log", {}.get, lambda: clock.now)
 
 
 def moment(at, **more):
@@ -214,9 +212,8 @@ def test_the_cause_of_a_quarantine_is_its_code(told, code, cause):
 
 def test_jobs_are_named_where_they_are_known_and_never_by_their_containers(clock, tmp_path):
     job = types.SimpleNamespace(team="main", pipeline="p\nq", job="train")
-    told = metrics.Metrics(
-        "1", "enabled", 15, tmp_path / "no", names={"c1": job, "c2": job}.get
-    )  # fmt: skip
+    names = {"c1": job, "c2": job}.get
+    told = metrics.Metrics("1", "enabled", 15, tmp_path / "no", names, lambda: clock.now)
     holdings = tuple(
         Holding(name, "/b", ("GPU-a",), since=1, in_use=True) for name in ("c1", "c2", "c3")
     )
@@ -284,7 +281,7 @@ def test_waits_and_refusals_come_from_the_wrappers_log(told, tmp_path):
 def test_a_log_that_can_not_be_read_costs_nothing_else_and_is_said_once(clock, tmp_path, caplog):
     (tmp_path / "target").write_text("")
     (tmp_path / "oci.log").symlink_to("target")
-    told = metrics.Metrics("1", "enabled", 15, tmp_path / "oci.log")
+    told = metrics.Metrics("1", "enabled", 15, tmp_path / "oci.log", clock=lambda: clock.now)
     told.turn(moment(1000, look=look(999)), [])
     told.turn(moment(1001, look=look(999)), [])
     assert f"gpuci_gpu_busy_ratio{{{A}}} 0.71\n" in told.text()

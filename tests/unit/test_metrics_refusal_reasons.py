@@ -41,8 +41,8 @@ def test_it_begins_at_the_logs_end_and_goes_on_from_there(log):
     assert journal.read() == []
 
 
-def test_rotation_by_the_wrapper_itself(log, monkeypatch):
-    monkeypatch.setattr("gpu_runtime.decision_log._FULL", 1000)
+def test_rotation_by_the_wrapper_itself(log):
+    append(log, "\n" * ((4 << 20) - 1000))
     journal = Journal(log)
     found = []
     for _ in range(30):

@@ -94,11 +94,9 @@ def test_a_request_in_pieces(server):
         assert client.recv(100).startswith(b"HTTP/1.1 200")
 
 
-def test_those_who_say_nothing_are_left_and_hinder_nobody(server, monkeypatch):
+def test_those_who_say_nothing_are_left_and_hinder_nobody(server):
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connected(server)) for _ in range(100)]
-        assert get(server)[0] == 200
-        monkeypatch.setattr(serving, "_PATIENCE", 0.05)
         assert get(server)[0] == 200
         until(lambda: len(server._connections) <= serving._MOST)
         # The oldest had to go.
@@ -175,17 +173,17 @@ def test_a_user_who_takes_all_places_leaves_those_of_other_users():
         assert users == {1001: 3, 1000: 29, 0: 3, 999: 29}
 
 
-def test_patience_ends(server, monkeypatch):
-    monkeypatch.setattr(serving, "_PATIENCE", 0.05)
-    with connected(server) as client:
-        client.sendall(b"GET /metrics HT")
-        assert client.recv(1) == b""
-    until(lambda: not server._connections)
+def test_patience_ends():
+    server = serving.Server(0, lambda: "x", patience=0.05)
+    with contextlib.closing(server):
+        with connected(server) as client:
+            client.sendall(b"GET /metrics HT")
+            assert client.recv(1) == b""
+        until(lambda: not server._connections)
 
 
-def test_a_client_that_reads_nothing_is_left(monkeypatch):
-    monkeypatch.setattr(serving, "_PATIENCE", 0.3)
-    server = serving.Server(0, lambda: "x" * (32 << 20))
+def test_a_client_that_reads_nothing_is_left():
+    server = serving.Server(0, lambda: "x" * (32 << 20), patience=0.3)
     with contextlib.closing(server), connected(server) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
         until(lambda: server._connections)
@@ -213,10 +211,9 @@ def test_many_at_once(server):
     assert answers == [200] * 20
 
 
-def test_the_text_is_made_once_a_second_at_most(monkeypatch):
+def test_the_text_is_made_once_a_second_at_most():
     made = []
-    monkeypatch.setattr(serving, "_SAME", 1000)
-    server = serving.Server(0, lambda: made.append(1) or "x")
+    server = serving.Server(0, lambda: made.append(1) or "x", same=1000)
     with contextlib.closing(server):
         for _ in range(5):
             get(server)

@@ -8,12 +8,11 @@ The kernel's own telling and systemd are proven in tests/functional.
 import itertools
 import os
 import pathlib
-import types
 
 import pytest
 
 from gpu_agent.gpu.vendors import device_nodes as nodes
-from gpu_agent.reporting.notifier import device_watch as watch
+from gpu_agent.reporting.notifier.device_watch import DeviceWatch
 from machine import process
 
 CARD = ("nvidia0", "nvidiactl")
@@ -22,22 +21,31 @@ CARD = ("nvidia0", "nvidiactl")
 class Day:
     """What comes and goes at which second, and at which second the charm is woken with what."""
 
-    def __init__(self, monkeypatch, tmp_path):
+    def __init__(self, tmp_path):
         self.now = 0.0
         self.events = []
+        self.mounts = []  # (second, name): which no watch is told of
         self.woken = []
         self.fails = self.takes = 0
         self.notes = False
         self.dev = tmp_path / "dev"
         self.dev.mkdir()
         self.watched = set()
-        monkeypatch.setattr(nodes, "DEV", self.dev)
-        folders = (self.dev / "dri", self.dev / "nvidia-caps")
-        monkeypatch.setattr(nodes, "FOLDERS", folders)
-        monkeypatch.setattr(nodes, "NOTE", tmp_path / "run/devices")
-        clock = types.SimpleNamespace(monotonic=lambda: self.now, sleep=self.pass_time)
-        monkeypatch.setattr(watch, "time", clock)
+        self.path = tmp_path / "run/devices"
+        self.sleep = self.pass_time
         self.left = True
+
+    def clock(self):
+        for second, name in self.mounts:
+            if second <= self.now:
+                Day.put(self, name, gone=False)
+        return self.now
+
+    def note(self, seen):
+        nodes.note(seen, self.path)
+
+    def present(self):
+        return nodes.present(self.dev)
 
     def at(self, second, *names, gone=False):
         self.events.append((second, names, gone))
@@ -79,23 +87,27 @@ class Day:
         return [pathlib.PurePath(name).parts[0] for name in names]
 
     def wake(self):
-        here = nodes.present()
+        here = self.present()
         self.woken.append((self.now, here))
         self.pass_time(self.takes)
         if self.fails:
             self.fails -= 1
             raise process.CommandError(["/usr/bin/juju-exec"], 1, "no agent")
         if self.notes:
-            nodes.note(nodes.present())
+            self.note(self.present())
 
     def follow(self):
-        watch.follow(self, self.wake, lambda: self.left)
+        self.watch(lambda: self.left)
         return self.woken
+
+    def watch(self, is_left):
+        watch = DeviceWatch(self, self.dev, self.path, self.clock, self.sleep)
+        watch.follow(self.wake, is_left)
 
 
 @pytest.fixture
-def day(monkeypatch, tmp_path):
-    return Day(monkeypatch, tmp_path)
+def day(tmp_path):
+    return Day(tmp_path)
 
 
 def test_what_settles_is_one_wake_and_what_flutters_waits_five_seconds_at_most(day):
@@ -110,7 +122,7 @@ def test_what_settles_is_one_wake_and_what_flutters_waits_five_seconds_at_most(d
 
 
 def test_no_other_name_wakes_and_none_that_is_back_by_then(day):
-    nodes.note(CARD)
+    day.note(CARD)
     for name in CARD:
         day.put(name, gone=False)
     for second, name in enumerate(("null", "loop7", "nvidia-caps", "nvidia-uvm-tools", "sda1")):
@@ -124,14 +136,14 @@ def test_nodes_of_other_vendors_count_and_a_folder_that_comes_with_them_is_watch
     day.at(10, "kfd")
     day.at(100, "dri/card1", "dri/renderD128")
     assert day.follow() == [(10.5, ("kfd",)), (100.5, ("card1", "kfd", "renderD128"))]
-    assert day.watched == {nodes.DEV, *nodes.FOLDERS}
+    assert day.watched == {day.dev, day.dev / "dri", day.dev / "nvidia-caps"}
 
 
 def test_a_mig_device_more_or_less_on_a_card_that_stays_wakes(day):
     first, second = "nvidia-caps/nvidia-cap30", "nvidia-caps/nvidia-cap39"
     for name in (*CARD, first):
         day.put(name, gone=False)
-    nodes.note(nodes.present())
+    day.note(day.present())
     day.notes = True
     day.at(10, second)
     day.at(100, second, gone=True)
@@ -142,7 +154,7 @@ def test_a_mig_device_more_or_less_on_a_card_that_stays_wakes(day):
 def test_it_starts_with_a_wake_only_where_the_charm_knows_of_others(day):
     day.put("nvidia0", gone=False)
     assert day.follow() == []  # as at boot
-    nodes.note(("nvidia0", "nvidia1"))
+    day.note(("nvidia0", "nvidia1"))
     day.left = True
     assert day.follow() == [(pytest.approx(day.now, abs=10), ("nvidia0",))]
 
@@ -164,7 +176,7 @@ def test_what_a_hook_has_seen_come_back_may_go_again(day):
     day.notes = True
     for name in CARD:
         day.put(name, gone=False)
-    nodes.note(CARD)
+    day.note(CARD)
     day.at(10, "nvidia0", gone=True)
     day.at(100, "nvidia0")
     day.at(200, "nvidia0", gone=True)
@@ -173,7 +185,7 @@ def test_what_a_hook_has_seen_come_back_may_go_again(day):
     def put_before_a_hook(name, gone):
         put(name, gone)
         if not gone:
-            nodes.note(nodes.present())
+            day.note(day.present())
 
     day.put = put_before_a_hook
     assert [here for _, here in day.follow()] == [("nvidiactl",), ("nvidiactl",)]
@@ -188,13 +200,12 @@ def test_a_wake_that_fails_is_tried_again_ever_later_until_a_hook_has_looked(day
     day.woken.clear()
     day.left, day.fails = True, 1
     day.at(day.now + 100, "nvidia1")
-    sleep = watch.time.sleep
 
     def see(pause):
-        nodes.note(nodes.present())  # in a hook that came meanwhile
-        sleep(pause)
+        day.note(day.present())  # in a hook that came meanwhile
+        day.pass_time(pause)
 
-    watch.time.sleep = see
+    day.sleep = see
     assert len(day.follow()) == 1
 
 
@@ -211,29 +222,22 @@ def test_a_file_that_lxd_mounts_a_node_on_is_none_before_that(day):
         (day.dev / name).unlink(missing_ok=True)
         (day.dev / name).touch()
 
-    def mount():
-        """Which no watch is told of."""
-        if day.now >= mounted:
-            put("nvidia0", gone=False)
-        return half()
-
-    put, half, day.put, day.watched = day.put, nodes.is_half_made, half_make, set()
-    nodes.note(())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nodes, "is_half_made", mount)
-        mounted = 14.5
-        day.at(10, "nvidia0")
-        assert day.follow() == [(pytest.approx(15, abs=0.6), ("nvidia0",))]
-        put("nvidia0", gone=True)
-        day.woken.clear()
-        day.left, mounted = True, day.now + 60
-        day.at(day.now + 10, "nvidia0")
-        day.at(day.now + 100, "loop7")
-        assert [here for _, here in day.follow()] == [("nvidia0",)]
-        assert day.woken[0][0] < mounted + 31
+    day.put = half_make
+    day.note(())
+    day.mounts = [(14.5, "nvidia0")]
+    day.at(10, "nvidia0")
+    assert day.follow() == [(pytest.approx(15, abs=0.6), ("nvidia0",))]
+    Day.put(day, "nvidia0", gone=True)
+    day.woken.clear()
+    mounted = day.now + 60
+    day.left, day.mounts = True, [(mounted, "nvidia0")]
+    day.at(day.now + 10, "nvidia0")
+    day.at(day.now + 100, "loop7")
+    assert [here for _, here in day.follow()] == [("nvidia0",)]
+    assert day.woken[0][0] < mounted + 31
 
 
 def test_it_ends_where_no_charm_is_left(day):
     day.at(10, "nvidia0")
-    watch.follow(day, day.wake, lambda: day.now < 10.4)  # it goes while the nodes settle
+    day.watch(lambda: day.now < 10.4)  # it goes while the nodes settle
     assert day.woken == []

@@ -8,14 +8,11 @@ import json
 import pytest
 
 from gpu_agent import paths as wrapper
-from gpu_agent.availability import quarantine
+from gpu_agent.availability import quarantine, retests
 from gpu_agent.model.host import Packaged
 from gpu_agent.model.verdict import Verdict
-from gpu_agent.runtime import install
-from gpu_selftest import last_pass, service, settings, verdict
-from gpu_selftest import retests as selftest_asked
+from gpu_selftest import service, verdict
 from gpu_selftest.check import Check, Level, Outcome, Said
-from gpu_selftest.compute import environment
 from options.part import Part
 from options.table import Minimums
 from plan.agent_view import AgentView
@@ -36,8 +33,8 @@ def test_the_charm_is_woken_for_what_it_has_not_seen_whatever_the_gpus_state(cha
     broken = situation(state=charm.found.inventory.state.MISMATCH).inventory
     for inventory in (charm.found.inventory, broken):
         charm.ensure(inventory=inventory, nodes=("nvidia0", "nvidiactl"))
-        assert charm.watches.pop() == (charm.found.unit, ("nvidia0", "nvidiactl"))
-    assert charm.wakes == {charm.found.unit}
+        assert charm.watch.seen.pop() == (charm.found.unit, ("nvidia0", "nvidiactl"))
+    assert charm.wake.units == {charm.found.unit}
 
 
 def test_the_first_time_it_runs(charm):
@@ -45,18 +42,15 @@ def test_the_first_time_it_runs(charm):
 
 
 @pytest.mark.parametrize("tried", ["", "1.19.0-1"])
-def test_without_a_release_of_concourse_nothing_is_tested_and_no_gpu_is_blamed(
-    charm, tried, monkeypatch
-):
-    asked = []
-    monkeypatch.setattr(selftest_asked, "ensure", asked.append)
+def test_without_a_release_of_concourse_nothing_is_tested_and_no_gpu_is_blamed(charm, tried):
+    retests.ask("GPU-0", "quick", "Xid 79")
     packaged = Packaged("1.20.0-1", ours=True, previous=tried)
     after, calls = charm.ensure(agent=AgentView(runc="/bin/is-not-there"), packaged=packaged)
     assert calls == ["boot True"]
-    assert asked == []
     assert after.verdict is None
     assert after.quarantined == ()
-    assert charm.ensure()[1] == RUNS
+    asked = ["Self-test of one GPU, level quick: Xid 79", "start quick of GPU-0", RUNS[-1]]
+    assert charm.ensure()[1] == [*RUNS, *asked]
 
 
 def test_after_that_it_runs_no_more(charm):
@@ -72,7 +66,7 @@ def test_gpus_that_were_all_away_are_tested_when_they_are_back(charm):
     assert charm.ensure(inventory=away)[1] == ["boot True"]
     assert charm.ensure()[1] == RUNS
     charm.report()
-    last_pass.note_verdict()
+    charm.records.note_verdict()
     assert charm.ensure()[1] == ["boot True"]
 
 
@@ -108,28 +102,27 @@ def test_what_a_job_kept_it_from_is_tried_again_after_a_while(charm):
 
 def test_what_was_proven_of_other_gpus_meanwhile_is_no_answer(charm):
     charm.report()
-    proven = charm.proven
     charm.report("incomplete", subject="of one GPU alone")
-    charm.proven = proven
     assert charm.ensure()[1] == RUNS
 
 
 def test_status_is_told_what_was_in_the_way_but_not_what_changes_by_the_minute(charm):
-    charm.report("incomplete")
+    (result,) = charm.report("incomplete").results
     why = "GPU 0 is in use by container 0b7c1f8e (task, 3 min)"
-    result = dataclasses.replace(charm.last.results[0], text=why, cause="GPU 0 is in use")
-    charm.last = dataclasses.replace(charm.last, results=(result,))
-    assert verdict.verdict() == Verdict("incomplete", failure="GPU 0 is in use")
+    charm.report(
+        "incomplete", made=(dataclasses.replace(result, text=why, cause="GPU 0 is in use"),)
+    )
+    assert verdict.verdict(charm.records.home) == Verdict("incomplete", failure="GPU 0 is in use")
 
 
 def test_one_that_a_killed_hook_has_started_is_followed_to_its_end(charm):
-    charm.running = service.Running("old", Level.ISOLATION, present())
+    charm.service.now = service.Running("old", Level.ISOLATION, present())
     assert charm.ensure()[1] == ["boot True", "Self-test: following old"]
 
 
 def test_a_burn_in_is_not_waited_for_and_nothing_passes_for_proven_meanwhile(charm):
     charm.report(subject="the driver before")
-    charm.running = service.Running("old", Level.BURN_IN, present())
+    charm.service.now = service.Running("old", Level.BURN_IN, present())
     after, calls = charm.ensure()
     assert calls == ["boot True"]
     why = "a self-test of level burn-in still runs"
@@ -138,23 +131,23 @@ def test_a_burn_in_is_not_waited_for_and_nothing_passes_for_proven_meanwhile(cha
 
 def test_one_by_hand_or_at_boot_is_no_reason_to_fail_and_none_to_say_passed(charm):
     charm.report(subject="the driver before")
-    charm.others = "pid 4711, level burn-in, since 17:00:03 UTC"
+    charm.service.others = "pid 4711, level burn-in, since 17:00:03 UTC"
     after, calls = charm.ensure()
     assert calls == ["boot True"]
-    why = f"another self-test still runs: {charm.others}"
+    why = f"another self-test still runs: {charm.service.others}"
     assert after.verdict == Verdict("incomplete", failure=why)
 
 
-def test_one_that_does_not_end_in_time_has_not_passed(charm, monkeypatch):
+def test_one_that_does_not_end_in_time_has_not_passed(charm):
     charm.report(subject="the driver before")
-    monkeypatch.setattr(service, "follow", lambda *_: None)
+    charm.service.ends = lambda: None
     after, _ = charm.ensure()
     assert after.verdict == Verdict("incomplete", failure="it still runs")
 
 
 def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
     charm.report()
-    charm.broken_off = service.Running("old", Level.COMPUTE, present())
+    charm.service.killed = service.Running("old", Level.COMPUTE, present())
     after, calls = charm.ensure()
     assert calls == ["boot True"]
     assert after.verdict == Verdict(
@@ -165,7 +158,7 @@ def test_one_that_was_killed_after_its_action_had_returned_is_told(charm):
 
 def test_boot_without_a_verdict_has_it_run(charm):
     charm.report()
-    last_pass.TESTED.unlink()  # as the machine's start leaves /run
+    charm.records.tested.unlink()  # as the machine's start leaves /run
     assert charm.ensure()[1] == RUNS
 
 
@@ -244,11 +237,11 @@ def test_beside_a_gpu_that_is_out_what_takes_none_out_is_said(charm):
     assert calls == RUNS
 
 
-def test_quarantine_is_read_after_the_test(charm, monkeypatch):
-    def follow(*_):
+def test_quarantine_is_read_after_the_test(charm):
+    def fails():
         quarantine.put("GPU-1", "Xid 79: gone", "xid", "quick", "reboot")
 
-    monkeypatch.setattr(service, "follow", follow)
+    charm.service.ends = fails
     after, _ = charm.ensure()
     assert [entry.uuid for entry in after.quarantined] == ["GPU-1"]
 
@@ -259,26 +252,27 @@ def options(charm, **changes):
 
 def test_without_selftest_on_start_neither_now_nor_at_boot(charm):
     assert charm.ensure(options=options(charm, selftest_on_start=False))[1] == ["boot False"]
-    assert settings.read().unit == "worker/0"
+    assert charm.kept().unit == "worker/0"
 
 
 def test_without_gpus_for_tasks_nothing_of_it_is_left(charm):
-    (environment.ROOT / "venv-cuda13-0" / "bin").mkdir(parents=True)
-    (environment.ROOT / "last.json").write_text("{}")
+    home = charm.records.home
+    (home / "venv-cuda13-0" / "bin").mkdir(parents=True)
+    (home / "last.json").write_text("{}")
     after, calls = charm.ensure(inventory=None)
     # Gigabytes; what it has found out stays.
-    assert [path.name for path in environment.ROOT.iterdir()] == ["last.json"]
+    assert [path.name for path in home.iterdir()] == ["last.json"]
     assert (calls, after.verdict) == (["watch no more", "wake no more", "remove"], None)
-    assert settings.read() is None
+    assert charm.kept() is None
     charm.ensure()
     assert charm.ensure(leaving=True)[1] == ["watch no more", "wake no more", "remove"]
 
 
 def test_while_the_gpus_cannot_be_used_what_was_known_of_them_stays(charm):
-    before = settings.read()
+    before = charm.kept()
     broken = situation(state=charm.found.inventory.state.MISMATCH).inventory
     assert charm.ensure(inventory=broken)[1] == ["boot True"]
-    assert (settings.read().gpus, settings.read().files) == (before.gpus, before.files)
+    assert (charm.kept().gpus, charm.kept().files) == (before.gpus, before.files)
 
 
 def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
@@ -290,36 +284,34 @@ def test_it_is_told_what_the_operator_knows_and_asks_for(charm):
         ),
         wheels="/wheels.tar.gz",
     )
-    kept = settings.read()
+    kept = charm.kept()
     assert [(one.index, one.uuid) for one in kept.gpus] == [(1, "GPU-1")]
     assert (kept.min_gpu_memory_gib, kept.min_compute_capability) == (16, "7.0")
     assert (kept.min_driver_version, kept.wheels) == ("535", "/wheels.tar.gz")
     assert (kept.min_cpus, kept.min_memory_gib) == (4, 32)
     assert kept.files == {"/opt/gpu-ci/bin/runc": "sha256:1"}
-    assert json.loads(settings.PATH.read_text())["unit"] == "worker/0"
+    assert json.loads(charm.settings.read_text())["unit"] == "worker/0"
 
 
 def test_it_knows_the_ci_system_by_values_alone(charm):
     charm.ensure()
-    kept = settings.read()
+    kept = charm.kept()
     assert (kept.runc, kept.runc_remedy) == (AGENT.runc, AGENT.runc_remedy)
     assert (kept.checks, kept.disks) == (AGENT.checks, AGENT.disks)
     charm.ensure(agent=AgentView())
-    kept = settings.read()
+    kept = charm.kept()
     assert (kept.runc, kept.checks, kept.disks) == ("", (), ())
 
 
-def test_the_programs_that_read_the_settings_are_there_before_them(charm, monkeypatch):
+def test_the_programs_that_read_the_settings_are_there_before_them(charm):
     """An earlier copy would take later settings for damaged ones, and no boot would test."""
-    settings.PATH.unlink()
+    charm.settings.unlink()
     seen = []
-    monkeypatch.setattr(
-        service, "install", lambda **given: seen.append((settings.PATH.exists(), given))
-    )
+    charm.service.install = lambda **given: seen.append((charm.settings.exists(), given))
     charm.ensure()
     order = {"before": AGENT.service, "needs": AGENT.runc}
     assert seen == [(False, {"on_start": True, **order})]
-    assert settings.PATH.exists()
+    assert charm.settings.exists()
 
 
 def test_a_machine_without_a_ci_system_needs_no_release(charm):
@@ -329,20 +321,20 @@ def test_a_machine_without_a_ci_system_needs_no_release(charm):
 def test_wheels_of_which_juju_does_not_tell_stay_what_they_were(charm):
     charm.ensure(wheels="/wheels.tar.gz")
     charm.ensure(wheels=None)
-    assert settings.read().wheels == "/wheels.tar.gz"
+    assert charm.kept().wheels == "/wheels.tar.gz"
 
 
-def test_a_runtime_of_engines_that_nobody_has_put_right_is_what_it_was(charm, monkeypatch):
+def test_a_runtime_of_engines_that_nobody_has_put_right_is_what_it_was(charm):
     """With a bad option of the engines', the charm leaves it alone: a change of it still shows."""
     ours = f"{wrapper.ENGINES}/gpu-ci"
     found = dict.fromkeys(("/x", ours), "as installed")
-    monkeypatch.setattr(install, "installed", lambda _: dict(found))
+    charm.files = found
     charm.ensure()
-    assert settings.read().files == found
+    assert charm.kept().files == found
     found.update(dict.fromkeys(found, "changed"))
     bad = gpu_unit({"container-engines": "lxd"}).options
     charm.ensure(options=bad)
-    assert settings.read().files == {"/x": "changed", ours: "as installed"}
+    assert charm.kept().files == {"/x": "changed", ours: "as installed"}
     # One that an engine refuses was put right all the same.
     charm.ensure(failures=(Failure(Part.ENGINES, "dockerd refuses it"),))
-    assert settings.read().files == found
+    assert charm.kept().files == found

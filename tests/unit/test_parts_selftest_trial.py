@@ -3,15 +3,13 @@
 """A toolkit on trial is decided on by whichever hook sees the verdict."""
 
 import dataclasses
+import types
 
 import pytest
 
 from gpu_agent.diagnosis import machine as facts
 from gpu_agent.model.host import Machine, Packaged, Toolkit
-from gpu_agent.runtime import install
-from gpu_selftest import service
 from gpu_selftest.check import Check, Level, Outcome
-from host import nvidia_toolkit as toolkit
 from tests.unit.selftest_charm import RUNS, worker
 
 TRIED = {
@@ -23,6 +21,7 @@ BACK = {
     "packaged": Packaged("1.19.1-1", ours=True, bad=("1.20.0-1",)),
 }
 GOES_BACK = ["No container worked with container toolkit 1.20.0-1: back to 1.19.1-1", "wrapper"]
+FOLLOWED = RUNS[-1]
 NO_CONTAINER = Check("lease", Level.ISOLATION, "a task", each_gpu=True, remedy="compare")
 
 
@@ -35,11 +34,12 @@ def trying(tmp_path, monkeypatch):
         charm.machine = BACK["machine"]
         return charm.machine
 
-    monkeypatch.setattr(toolkit, "roll_back", lambda *_: True)
-    monkeypatch.setattr(toolkit, "keep", lambda: charm.say("kept"))
-    monkeypatch.setattr(toolkit, "look", lambda: BACK["packaged"])
+    charm.toolkit = types.SimpleNamespace(
+        roll_back=lambda *_: True,
+        keep=lambda: charm.say("kept"),
+        look=lambda: BACK["packaged"],
+    )
     monkeypatch.setattr(facts, "machine", go_back)
-    monkeypatch.setattr(install, "apply", lambda _: charm.say("wrapper"))
     charm.report(subject="the toolkit before")
     charm.found = dataclasses.replace(charm.found, **TRIED)
     return charm
@@ -48,22 +48,26 @@ def trying(tmp_path, monkeypatch):
 @pytest.mark.parametrize("on_start", [True, False])
 @pytest.mark.parametrize("ends", ["in the hook", "after it"])
 def test_a_toolkit_that_no_container_works_with_goes_in_the_hook_that_sees_it(
-    trying, monkeypatch, ends, on_start
+    trying, ends, on_start
 ):
     wanted = dataclasses.replace(trying.found.options, selftest_on_start=on_start)
     bad = NO_CONTAINER.result(Outcome.FAILED, "no container", gpu="GPU-0")
     tests = iter([lambda: trying.report("failed", made=(bad,)), trying.report])
-    monkeypatch.setattr(service, "follow", lambda *_: next(tests)() or "a report")
-    run = ["start isolation"]
+
+    def end():
+        return next(tests)()
+
+    trying.service.ends = end
+    run = ["start isolation", FOLLOWED]
     if ends == "after it":
-        with monkeypatch.context() as patch:
-            patch.setattr(service, "follow", lambda *_: None)
-            after, calls = trying.ensure(options=wanted)
+        trying.service.ends = lambda: None
+        after, calls = trying.ensure(options=wanted)
+        trying.service.ends = end
         assert (calls[1:], after.packaged) == (run, TRIED["packaged"])
-        next(tests)()
+        end()
         run = []
     after, calls = trying.ensure(options=wanted)
-    assert calls == [f"boot {on_start}", *run, *GOES_BACK, "start isolation"]
+    assert calls == [f"boot {on_start}", *run, *GOES_BACK, "start isolation", FOLLOWED]
     assert {"machine": after.machine, "packaged": after.packaged} == BACK
     trying.found = dataclasses.replace(trying.found, **BACK)
     assert trying.ensure(options=wanted)[1] == [f"boot {on_start}"]

@@ -5,13 +5,12 @@
 import contextlib
 import os
 import shutil
+import types
 
 import pytest
 
 from gpu_agent.gpu.vendors.collector import One
 from gpu_agent.gpu.vendors.nvidia import collector, nvml
-from gpu_agent.gpu.vendors.nvidia import nvml_metrics as figures
-from gpu_agent.model.card import Figures
 from gpu_agent.model.inventory import State
 from tests import fakes
 
@@ -19,13 +18,35 @@ CARDS = [fakes.Card(0), fakes.Card(1)]
 FIRST, SECOND = (card.uuid for card in CARDS)
 
 
-class Driver:
-    """NVML of a driver that has both cards, as it answers where nodes are missing."""
+class NvmlError(Exception):
+    """An error of NVML, with its number in nvml.h."""
 
-    NVMLError = ValueError
+    def __init__(self, words, value=0):
+        super().__init__(words)
+        self.value = value
+
+
+class NotFoundError(NvmlError):
+    """NVML has no such GPU."""
+
+
+class NotSupportedError(NvmlError):
+    """NVML has no answer to this."""
+
+
+class Driver:
+    """NVML of a driver that has both cards, as it answers where nodes are missing.
+
+    It answers how busy a card is, and nothing else.
+    """
+
+    NVMLError = NvmlError
+    NVMLError_NotFound = NotFoundError
+    NVMLError_NotSupported = NVMLError_FunctionNotFound = NotSupportedError
+    NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED = 15, 16
 
     def __init__(self, root):
-        self.root, self.broken = root, ""
+        self.root, self.broken, self.now = root, "", 0.0
 
     @contextlib.contextmanager
     def session(self):
@@ -33,28 +54,40 @@ class Driver:
             raise nvml.NvmlError(State.NVML_ERROR, "No devices were found")
         yield self
 
-    def find(self, _binding, uuid, _address):
-        return uuid
+    def handle(self, address):
+        (card,) = (card for card in CARDS if card.pci == address)
+        self.needs_node(card.uuid)
+        return card.uuid
 
-    def read(self, uuid):
+    def rates(self, uuid):
         if uuid == self.broken:
-            return Figures(failure="GPU is lost")
+            raise NvmlError("GPU is lost", self.NVML_ERROR_GPU_IS_LOST)
+        self.needs_node(uuid)
+        return types.SimpleNamespace(gpu=1)
+
+    def needs_node(self, uuid):
         if not (self.root / f"dev/nvidia{(FIRST, SECOND).index(uuid)}").exists():
-            raise figures.NoDeviceError
-        return Figures(busy=1)
+            raise NotFoundError("Not Found", 6)
+
+    def __getattr__(self, name):
+        queries = {
+            "nvmlDeviceGetHandleByPciBusId": self.handle,
+            "nvmlDeviceGetUUID": lambda uuid: uuid,
+            "nvmlDeviceGetUtilizationRates": self.rates,
+        }
+        return name if name.startswith("NVML_") else queries.get(name, self.refuse)
+
+    def refuse(self, *_):
+        raise NotSupportedError("Not Supported", 3)
 
 
 @pytest.fixture
-def driver(monkeypatch, tmp_path):
+def driver(tmp_path):
     driver = Driver(tmp_path)
     fakes.make_tree(tmp_path, CARDS)
     (tmp_path / "dev").mkdir()
     for card in CARDS:
         (tmp_path / f"dev/nvidia{card.minor}").symlink_to(os.devnull)
-    for name in ("find", "read"):
-        monkeypatch.setattr(figures, name, getattr(driver, name))
-    monkeypatch.setattr(nvml, "session", driver.session)
-    monkeypatch.setattr(collector.NvmlCollector, "register", lambda self: None)
     return driver
 
 
@@ -62,7 +95,10 @@ def driver(monkeypatch, tmp_path):
 def look(driver):
     """Looks once; answers who failed, by UUID, and who is missing or gone."""
     said = []
-    them = collector.NvmlCollector({c.uuid: c.pci for c in CARDS}, driver.root, said.append)
+    cards = {card.uuid: card.pci for card in CARDS}
+    them = collector.NvmlCollector(
+        cards, driver.root, said.append, driver.session, lambda: driver.now
+    )
 
     def look():
         said.clear()
@@ -73,15 +109,15 @@ def look(driver):
     return look
 
 
-def test_a_card_that_was_taken_from_its_container_is_not_sick(driver, look, monkeypatch):
+def test_a_card_that_was_taken_from_its_container_is_not_sick(driver, look):
     (driver.root / "run/systemd").mkdir(parents=True)
     (driver.root / "run/systemd/container").touch()
     assert look() == ({FIRST: "", SECOND: ""}, ())
     (driver.root / "dev/nvidia1").unlink()
     assert look() == ({FIRST: ""}, ())
     (driver.root / "dev/nvidia0").unlink()
-    monkeypatch.setattr(collector, "_ANEW", -1)  # each look has a session of its own
     for _ in range(5):  # for as long as a driver's absence is believed, and longer
+        driver.now += 61  # each look has a session of its own
         assert look() == ({}, ())
     (driver.root / "dev/nvidia0").symlink_to(os.devnull)
     driver.broken = FIRST

@@ -49,7 +49,10 @@ class Child:
 class World:
     def __init__(self):
         self.now, self.children, self.refusal = 1000.0, [], None
-        self.asker = asker.Asker([CARD], begin=self.begin, clock=lambda: self.now)
+        self.left = 0
+        self.asker = asker.Asker(
+            [CARD], begin=self.begin, clock=lambda: self.now, left=lambda: self.left
+        )
 
     def begin(self, cards, root):
         assert list(cards) == [CARD]
@@ -76,8 +79,7 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch):
-    monkeypatch.setattr(children, "left", lambda: 0)
+def world():
     world = World()
     assert world.asker.turn() == []
     world.turn(wire.Begun())
@@ -232,8 +234,7 @@ def test_a_child_that_fails_is_replaced_at_once_and_then_ever_later(world, caplo
     assert world.asker.due() == world.now
 
 
-def test_a_child_that_never_begins_is_no_fault_of_a_drivers(monkeypatch, caplog):
-    monkeypatch.setattr(children, "left", lambda: 0)
+def test_a_child_that_never_begins_is_no_fault_of_a_drivers(caplog):
     world = World()
     world.asker.turn()
     for _ in range(5):
@@ -242,8 +243,7 @@ def test_a_child_that_never_begins_is_no_fault_of_a_drivers(monkeypatch, caplog)
 
 
 @pytest.mark.parametrize("error", [OSError(12, "Cannot allocate memory"), children.EndedError("")])
-def test_a_child_that_cant_be_started_is_tried_again(monkeypatch, caplog, error):
-    monkeypatch.setattr(children, "left", lambda: 0)
+def test_a_child_that_cant_be_started_is_tried_again(caplog, error):
     world = World()
     world.refusal = error
     assert world.asker.turn() == world.sleep() == world.sleep() == []
@@ -254,14 +254,13 @@ def test_a_child_that_cant_be_started_is_tried_again(monkeypatch, caplog, error)
     assert len(world.look()) == 1
 
 
-def test_no_fourth_child_joins_three_that_hang(world, monkeypatch):
-    left = [3]
-    monkeypatch.setattr(children, "left", lambda: left[0])
+def test_no_fourth_child_joins_three_that_hang(world):
+    world.left = 3
     world.sleep()
     for _ in range(20):
         assert world.sleep() == []
     assert len(world.children) == 1
-    left[0] = 2
+    world.left = 2
     world.sleep()
     assert len(world.children) == 2
 

@@ -160,12 +160,17 @@ def test_nothing_is_installed_for_folders_that_cannot_be(monkeypatch, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_which_runc_makes_containers(monkeypatch, tmp_path):
-    own = tmp_path / "bin/runc", tmp_path / "sbin/runc"
-    monkeypatch.setattr(runc, "_OWN", own)
-    assert (runc.for_tasks("/ci/runc"), runc.for_tasks("")) == ("/ci/runc", str(own[0]))
-    assert (runc.for_engines("/ci/runc"), runc.for_engines("")) == ("/ci/runc", str(own[0]))
-    own[1].parent.mkdir()
-    own[1].touch()
-    assert (runc.for_tasks("/ci/runc"), runc.for_tasks("")) == ("/ci/runc", str(own[1]))
-    assert runc.for_engines("/ci/runc") == str(own[1]), "that of its engines"
+def test_which_runc_makes_containers(tmp_path):
+    def tasks(chosen):
+        return runc.for_tasks(chosen, tmp_path)
+
+    def engines(fallback):
+        return runc.for_engines(fallback, tmp_path)
+
+    first, second = "/usr/bin/runc", "/usr/sbin/runc"
+    assert (tasks("/ci/runc"), tasks("")) == ("/ci/runc", first)
+    assert (engines("/ci/runc"), engines("")) == ("/ci/runc", first)
+    (tmp_path / "usr/sbin").mkdir(parents=True)
+    (tmp_path / "usr/sbin/runc").touch()
+    assert (tasks("/ci/runc"), tasks("")) == ("/ci/runc", second)
+    assert engines("/ci/runc") == second, "that of its engines"

@@ -7,6 +7,7 @@ The load here is a program that tells what PyTorch's would and uses no GPU.
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -15,16 +16,15 @@ import time
 
 import pytest
 
-from gpu_agent.gpu.vendors.nvidia import nvml, xid
-from gpu_agent.gpu.vendors.nvidia import nvml_health as health
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia.xid import Log, Message
+from gpu_agent.gpu.vendors.vendor import Cuda, QueryError
 from gpu_agent.model.gpu_health import Health, Sample
-from gpu_agent.model.inventory import MigDevice, State
-from gpu_selftest import gpu_reservation as reserve
-from gpu_selftest import results
+from gpu_agent.model.inventory import MigDevice
 from gpu_selftest.burnin import level as burnin
-from gpu_selftest.check import Obstacle, Outcome
-from gpu_selftest.compute import environment, work
+from gpu_selftest.check import Obstacle, Outcome, Request
+from gpu_selftest.compute.environment import Environment, UnavailableError
+from gpu_selftest.compute.equipment import Equipment, Times
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import Pulse
 from tests.unit.situations import GPUS
@@ -80,11 +80,28 @@ class Place:
         self._reads = {"health": 0, "log": 0}
         (folder / "workload").mkdir()
         (folder / "workload/__main__.py").write_text(PROGRAM)
+        python = folder / "bin/python"
+        python.parent.mkdir()
+        # ... -I -X CACHE WORKLOAD MODE
+        python.write_text(f'#!/bin/sh\nshift 4\nexec /usr/bin/python3 -I {folder}/workload "$@"\n')
+        python.chmod(0o755)
+        self.times = Times(look=0.1, tell=0.5)
+        self.clock = functools.partial(Pulse, home=folder / "selftest")
         self.how()
 
     def how(self, **by_device):
         text = str({name.replace("_", "-"): how for name, how in by_device.items()})
         (self.folder / "workload/how").write_text(text.replace("'", '"'))
+
+    def vendor(self, name):
+        """As it is known, but for how its driver is asked."""
+        known = registry.find(name)
+        asked = Cuda(lambda: ("13.0", "580.95.05"), self.watch) if known.cuda else None
+        return dataclasses.replace(known, health=self.read_health, cuda=asked)
+
+    def pytorch(self, cuda, wheels, application, progress):
+        assert cuda in ("13.0", "")
+        return Environment(self.folder, "key")
 
     def read_health(self, uuids):
         told = self.after if self._again("health") else self.before
@@ -116,27 +133,22 @@ class Place:
 
     def run(self, *gpus, device="cuda", minutes=1):
         settings = Settings("worker/0", gpus=gpus)
-        found = burnin.run(settings, gpus, minutes, device, self.told.append, RUN)
+        request = Request(RUN, device=device, minutes=minutes)
+        equipment = Equipment(
+            home=self.folder / "selftest",
+            vendor=self.vendor,
+            alone=self.alone,
+            pytorch=self.pytorch,
+            clock=self.clock,
+            times=self.times,
+        )
+        found = burnin.run(settings, gpus, request, self.told.append, equipment, self.read_log)
         return {(one.check.removeprefix("burn-in-"), one.gpu): one for one in found}
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/python").symlink_to("/usr/bin/python3")
-    place = Place(tmp_path)
-    here = environment.Environment(tmp_path, "key")
-    monkeypatch.setattr(environment, "ensure", lambda *_: here)
-    monkeypatch.setattr(nvml, "read", lambda: nvml.Answer("580.95.05", "13.0", GPUS, ()))
-    monkeypatch.setattr(reserve, "alone", place.alone)
-    monkeypatch.setattr(health, "read", place.read_health)
-    monkeypatch.setattr(health, "watch", place.watch)
-    monkeypatch.setattr(xid, "read", place.read_log)
-    monkeypatch.setattr(work, "PROGRAM", tmp_path / "workload")
-    monkeypatch.setattr(burnin, "_LOOK_EVERY", 0.1)
-    monkeypatch.setattr(burnin, "_TELL_EVERY", 0.5)
-    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
-    return place
+def place(tmp_path):
+    return Place(tmp_path)
 
 
 def outcomes(found, gpu=FIRST):
@@ -219,9 +231,9 @@ def test_when_jobs_hold_all_nothing_is_started(place):
         ("silent", Outcome.FAILED, "the load ended early: no output for 4 s"),
     ],
 )
-def test_load_that_does_not_end_well_is_told_and_ended(place, monkeypatch, how, outcome, words):
+def test_load_that_does_not_end_well_is_told_and_ended(place, how, outcome, words):
     # Longer than a busy machine needs to start the load.
-    monkeypatch.setattr(burnin, "_SILENCE_SECONDS", 4)
+    place.times = dataclasses.replace(place.times, silence=4)
     place.how(**{FIRST.uuid.replace("-", "_"): how})
     found = place.run(FIRST)
     result = found["results", FIRST.uuid]
@@ -233,22 +245,22 @@ def test_load_that_does_not_end_well_is_told_and_ended(place, monkeypatch, how, 
         assert result.remedy.endswith("`juju run worker/0 gpu-selftest level=burn-in`")
 
 
-def test_load_that_is_silent_while_the_machine_serves_nobody_has_its_time(place, monkeypatch):
+def test_load_that_is_silent_while_the_machine_serves_nobody_has_its_time(place):
     began = time.monotonic()
 
     class Clock(Pulse):
         def seconds(self, awaited=None):
             return max(0.0, time.monotonic() - began - 2)
 
-    monkeypatch.setattr(burnin, "_SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(burnin, "Pulse", Clock)
+    place.times = dataclasses.replace(place.times, silence=0.5)
+    place.clock = functools.partial(Clock, home=place.folder / "selftest")
     place.how(**{FIRST.uuid.replace("-", "_"): "silent"})
     found = place.run(FIRST)
     assert time.monotonic() - began > 2
     assert found["results", FIRST.uuid].outcome is Outcome.FAILED
 
 
-def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, monkeypatch):
+def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place):
     def interrupt(*_):
         raise KeyboardInterrupt
 
@@ -258,7 +270,7 @@ def test_stopped_early_it_tells_what_was_seen_and_leaves_nothing_behind(place, m
         time.sleep(0.5)  # it looks each tenth of a second
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(burnin, "_STOP_SECONDS", 3.0)
+    place.times = dataclasses.replace(place.times, stop=3.0)
     place.how(**{SECOND.uuid.replace("-", "_"): "deaf"})
     before = signal.signal(signal.SIGTERM, interrupt)
     threading.Thread(target=stop_once_both_have_told, daemon=True).start()
@@ -298,21 +310,21 @@ def test_only_xids_that_came_under_load_count(place):
     assert place.run(FIRST)["xid", FIRST.uuid].outcome is Outcome.PASSED
 
 
-def test_without_pytorch_or_nvml_it_says_why_nothing_was_made(place, monkeypatch):
+def test_without_pytorch_or_nvml_it_says_why_nothing_was_made(place):
     def unavailable(*_):
-        raise environment.UnavailableError("no room for PyTorch")
+        raise UnavailableError("no room for PyTorch")
 
     @contextlib.contextmanager
     def unwatched(_):
-        raise nvml.NvmlError(State.NVML_ERROR, "Unknown Error")
+        raise QueryError("Unknown Error")
         yield
 
-    monkeypatch.setattr(health, "watch", unwatched)
+    place.watch = unwatched
     found = place.run(FIRST)
     assert {(one.outcome, one.text) for one in found.values()} == {
         (Outcome.NOT_RUN, "NVML says Unknown Error")
     }
-    monkeypatch.setattr(environment, "ensure", unavailable)
+    place.pytorch = unavailable
     found = place.run(FIRST)
     assert {(one.outcome, one.text) for one in found.values()} == {
         (Outcome.NOT_RUN, "no room for PyTorch")

@@ -6,20 +6,22 @@ With the real one: tests/functional/test_selftest_compute.py.
 """
 
 import contextlib
+import dataclasses
+import functools
 import json
 
 import pytest
 
-from gpu_agent.gpu.vendors.nvidia import nvml
-from gpu_selftest import gpu_reservation as reserve
+from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.vendor import Cuda
 from gpu_selftest import results
-from gpu_selftest import starvation_clock as pulse
 from gpu_selftest.check import Obstacle, Outcome
-from gpu_selftest.compute import baseline, environment
 from gpu_selftest.compute import level as compute
+from gpu_selftest.compute.baseline import Baseline
 from gpu_selftest.compute.environment import Environment, UnavailableError
-from gpu_selftest.isolation import containers
+from gpu_selftest.compute.equipment import Equipment, Times
 from gpu_selftest.settings import Settings
+from gpu_selftest.starvation_clock import Pulse
 from tests.unit.situations import gpu, sliced
 
 PASSED, WARNING, FAILED = Outcome.PASSED, Outcome.WARNING, Outcome.FAILED
@@ -60,6 +62,9 @@ class Worker:
     def __init__(self, folder):
         self.folder = folder
         self.held = {}
+        self.times = Times()
+        self.clock = functools.partial(Pulse, home=folder)
+        self.baseline = Baseline(folder)
         python = folder / "bin" / "python"
         python.parent.mkdir()
         # ... -I -X CACHE PROGRAM MODE
@@ -87,27 +92,40 @@ cat "$answer"
         assert container.startswith("gpu-selftest-")
         yield next((self.held[one] for one in gpus if one in self.held), None)
 
+    def vendor(self, name):
+        """As it is known, but for what its driver says of CUDA."""
+        known = registry.find(name)
+        asked = known.cuda and Cuda(lambda: ("13.0", "580.1"), known.cuda.watch)
+        return dataclasses.replace(known, cuda=asked)
+
+    def pytorch(self, cuda, wheels, application, progress):
+        assert (cuda, application) == ("13.0", "worker")
+        return Environment(self.folder, "kit")
+
+    def run(self, *gpus):
+        # Containers are for the functional tests: the runc that makes them is missing.
+        settings = Settings("worker/0", gpus=gpus, runc=f"{self.folder}/runc")
+        equipment = Equipment(
+            home=self.folder,
+            vendor=self.vendor,
+            alone=self.alone,
+            pytorch=self.pytorch,
+            clock=self.clock,
+            times=self.times,
+        )
+        return compute.run(settings, gpus, "cuda", lambda text: None, equipment)
+
     def test(self, *gpus):
         self.answers("peer", self.peer if hasattr(self, "peer") else peers(len(gpus)))
-        settings = Settings("worker/0", gpus=gpus)
-        found = compute.run(settings, gpus, "cuda", lambda text: None)
+        found = self.run(*gpus)
         by_check = {(one.check, one.gpu): one for one in found}
         assert len(by_check) == len(found)
         return by_check
 
 
 @pytest.fixture
-def worker(monkeypatch, tmp_path):
-    here = Worker(tmp_path)
-    monkeypatch.setattr(environment, "ROOT", tmp_path)
-    monkeypatch.setattr(results, "HOME", tmp_path)
-    monkeypatch.setattr(environment, "ensure", lambda *_: Environment(tmp_path, "kit"))
-    monkeypatch.setattr(baseline, "PATH", tmp_path / "good.json")
-    monkeypatch.setattr(nvml, "read", lambda: nvml.Answer("580.1", "13.0", (), ()))
-    monkeypatch.setattr(reserve, "alone", here.alone)
-    # Containers are for the functional tests.
-    monkeypatch.setattr(containers, "missing", lambda runc: "/opt/gpu-ci/bin/runc")
-    return here
+def worker(tmp_path):
+    return Worker(tmp_path)
 
 
 def outcomes(found, *but):
@@ -128,7 +146,7 @@ def test_two_good_gpus_pass_and_are_remembered(worker):
     assert found["container", "GPU-0"].outcome is NOT_RUN
     assert found["matrix-rate-bf16", "GPU-1"].value == 50.0
     assert found["host-bandwidth", "GPU-1"].value == 50.0
-    assert baseline.own("GPU-1", "kit 580.1")["copy-bandwidth"] == 1500.0
+    assert worker.baseline.own("GPU-1", "kit 580.1")["copy-bandwidth"] == 1500.0
 
 
 def test_one_gpu_has_nobody_to_copy_to(worker):
@@ -163,7 +181,7 @@ def test_a_slow_gpu_fails_against_its_sibling_alone(worker):
     assert one.text == "slow: 30 TFLOPS with matrices of 8192 by 8192"
     assert one.threshold == "at least 75% of the others of its model, 50 TFLOPS"
     assert one.remedy.endswith("then `juju run worker/0 gpu-selftest level=compute`")
-    assert baseline.own("GPU-1", "kit 580.1") == {}
+    assert worker.baseline.own("GPU-1", "kit 580.1") == {}
 
 
 def test_a_gpu_that_calculates_wrongly_fails_and_the_rest_is_made(worker):
@@ -211,10 +229,10 @@ def test_work_for_which_the_machine_has_no_memory_or_room_blames_no_gpu(worker, 
     ("service", "outcome"), [("", FAILED), ("import time; time.sleep(2)", NOT_RUN)]
 )
 def test_work_that_does_not_end_is_the_gpus_fault_where_the_machine_has_time(
-    worker, monkeypatch, service, outcome
+    worker, service, outcome
 ):
-    monkeypatch.setattr(compute, "_TIMEOUT", 2.0)
-    monkeypatch.setattr(pulse, "_SERVICE", service)
+    worker.times = Times(work=2.0)
+    worker.clock = functools.partial(worker.clock, service=service)
     worker.crashes("memory", "exec sleep 60", "GPU-0")
     found = worker.test(gpu(0))
     assert outcomes(found, "peer") == {("memory-pattern", "GPU-0"): outcome}
@@ -291,19 +309,19 @@ def test_copies_that_arrive_wrong_are_the_fault_of_the_gpu_that_has_them_all(wor
 
 def test_mig_devices_are_tested_each_and_have_no_floor_and_no_peers(worker):
     card = sliced(0, "1g.10gb", "3g.40gb")
-    found = compute.run(Settings("worker/0"), (card,), "cuda", lambda text: None)
+    found = worker.run(card)
     rates = [one for one in found if one.check == "matrix-rate-fp32"]
     assert [one.text.rpartition(" (")[2].rstrip(")") for one in rates] == list(card.devices)
     assert {one.threshold for one in rates} == {"nothing to compare it with yet"}
     assert {one.outcome for one in found if one.check == "peer"} == {SKIPPED}
-    assert baseline.own(card.devices[0], "kit 580.1")
+    assert worker.baseline.own(card.devices[0], "kit 580.1")
 
 
-def test_without_an_environment_nothing_is_tested_and_the_reason_told_once(worker, monkeypatch):
-    def ensure(*_):
+def test_without_an_environment_nothing_is_tested_and_the_reason_told_once(worker):
+    def unavailable(*_):
         raise UnavailableError("no network. Check the proxies")
 
-    monkeypatch.setattr(environment, "ensure", ensure)
+    worker.pytorch = unavailable
     found = worker.test(gpu(0), gpu(1))
     assert {one.outcome for one in found.values()} == {NOT_RUN}
     assert found.pop(("pytorch", "")).text == "no network. Check the proxies"

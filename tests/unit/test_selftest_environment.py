@@ -11,19 +11,14 @@ import zipfile
 
 import pytest
 
-from gpu_selftest import results
 from gpu_selftest.compute import environment, wheels, work
 from gpu_selftest.compute.environment import Environment, UnavailableError
 from gpu_selftest.compute.wheels import ArchiveError
 from gpu_selftest.compute.work import UnsupportedError, WorkFailedError
+from gpu_selftest.starvation_clock import Pulse
 from tests.fakes.wheelhouse import as_tar, as_zip
 
 ENTRY = r"^([a-z0-9-]+)==([^ ]+).*\\$((?:\n    --hash=sha256:\S+.*)+)"
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path, monkeypatch):
-    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
 
 
 @pytest.mark.parametrize(
@@ -138,14 +133,20 @@ def test_what_is_no_whole_archive_is_refused(tmp_path, content):
         wheels.unpack(path, tmp_path / "out", lambda text: None)
 
 
-def test_an_archive_that_is_empty_or_too_large_is_refused(tmp_path, monkeypatch):
+def test_an_archive_that_is_empty_or_too_large_is_refused(tmp_path):
     empty = as_tar(tmp_path / "empty", [])
     with pytest.raises(ArchiveError, match="contains no wheel"):
         wheels.unpack(pathlib.Path(empty), tmp_path / "out", lambda text: None)
-    monkeypatch.setattr(wheels, "_MOST_BYTES", 99)
-    large = as_tar(tmp_path / "large", [("a.whl", bytes(100))])
-    with pytest.raises(ArchiveError, match="too large: 1 files with 0 GiB"):
-        wheels.unpack(pathlib.Path(large), tmp_path / "out", lambda text: None)
+    many = as_tar(tmp_path / "many", [(f"{number}.whl", b"") for number in range(1001)])
+    with pytest.raises(ArchiveError, match="too large: 1001 files with 0 GiB"):
+        wheels.unpack(pathlib.Path(many), tmp_path / "out", lambda text: None)
+    large = tmp_path / "large"
+    with zipfile.ZipFile(large, "w") as archive:
+        archive.writestr("a.whl", b"")
+        (wheel,) = archive.infolist()
+        wheel.file_size = 17 << 30  # what the archive says of it
+    with pytest.raises(ArchiveError, match="too large: 1 files with 17 GiB"):
+        wheels.unpack(large, tmp_path / "out", lambda text: None)
 
 
 def program(tmp_path, line):
@@ -155,6 +156,10 @@ def program(tmp_path, line):
     python.write_text(f"#!/bin/sh\n{line}\n")
     python.chmod(0o755)
     return Environment(tmp_path, "key")
+
+
+def ask(made, gpus, device="cuda", timeout=5):
+    return work.ask(made, "results", device, gpus, timeout=timeout, clock=Pulse(home=made.folder))
 
 
 @pytest.mark.parametrize(
@@ -172,13 +177,13 @@ def program(tmp_path, line):
 )
 def test_work_that_breaks_off_is_told_in_its_last_words(tmp_path, line, words):
     with pytest.raises(WorkFailedError, match=words):
-        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=2)
+        ask(program(tmp_path, line), ["GPU-a"], timeout=2)
 
 
 def test_a_gpu_that_pytorch_has_no_code_for_is_not_blamed(tmp_path):
     line = 'echo \'{"mode": "results", "unsupported": "no code for compute capability 6.1"}\''
     with pytest.raises(UnsupportedError, match=r"6\.1"):
-        work.ask(program(tmp_path, line), "results", "cuda", ["GPU-a"], timeout=5)
+        ask(program(tmp_path, line), ["GPU-a"])
 
 
 @pytest.mark.parametrize(
@@ -188,5 +193,5 @@ def test_the_work_sees_its_gpus_alone_and_no_charm(tmp_path, monkeypatch, device
     monkeypatch.setenv("PYTHONPATH", "/charm/src")
     line = """printf '{"gpus": "%s", "path": "%s"}' "$CUDA_VISIBLE_DEVICES" "$PYTHONPATH" """
     gpus = ["GPU-a", "MIG-b"]
-    found = work.ask(program(tmp_path, line), "results", device, gpus, timeout=5)
+    found = ask(program(tmp_path, line), gpus, device)
     assert found == {"gpus": seen, "path": ""}

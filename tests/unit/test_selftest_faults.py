@@ -3,7 +3,6 @@
 """Each fault of the machine turns its own check red, with its remedy, and no other."""
 
 import dataclasses
-import os
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.unit.host_site import (
     ENGINES_FRONT,
     ENVIRONMENT,
     FRONT,
-    Room,
     Site,
     red,
 )
@@ -27,8 +25,7 @@ NOTE = release.CURRENT / release._NOTE
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda path: Room(200))
+def site(tmp_path):
     return Site(tmp_path)
 
 

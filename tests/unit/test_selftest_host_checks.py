@@ -3,7 +3,6 @@
 """The checks of a machine that is well, that has no use of its GPUs yet, or little room."""
 
 import dataclasses
-import os
 import shutil
 
 import pytest
@@ -11,9 +10,7 @@ import pytest
 from ci.concourse.checks import launcher, worker
 from ci.concourse.worker.volumes import VolumeError
 from gpu_agent.availability import known_gpus as known
-from gpu_agent.diagnosis import machine as facts
-from gpu_agent.gpu.vendors import detect
-from gpu_agent.gpu.vendors.nvidia import driver_state
+from gpu_agent.gpu.vendors import registry
 from gpu_agent.model import errors
 from gpu_agent.model.host import Driver, Toolkit
 from gpu_agent.model.inventory import Inventory, State
@@ -34,7 +31,6 @@ from tests.unit.host_site import (
 from tests.unit.situations import GPUS, RUNTIME
 
 ONE, TWO = (gpu.uuid for gpu in GPUS)
-READ = known.read
 FILES = ["gpu-runtime", "runtime-config", "launcher"]
 
 
@@ -52,14 +48,7 @@ VERSION_JSON = """{
 
 
 @pytest.fixture
-def room(monkeypatch):
-    room = {"now": Room(200)}
-    monkeypatch.setattr(os, "statvfs", lambda path: room["now"])
-    return room
-
-
-@pytest.fixture
-def site(tmp_path, room):
+def site(tmp_path):
     return Site(tmp_path)
 
 
@@ -114,20 +103,22 @@ def test_before_the_wrapper_is_there_its_checks_say_why(site):
     assert {one.text for one in results if one.check in FILES[:2]} == {"toolkit failed"}
 
 
-def looked(site, monkeypatch, machine=None):
+def looked(site, driver=Driver, machine=None):
     """What the production code sees of the site."""
-    kept = site.path("var/lib/gpu-ci/inventory.json")
-    monkeypatch.setattr(known, "read", lambda path=kept: READ(path))
-    monkeypatch.setattr(detect, "detect", lambda _: site.inventory)
-    monkeypatch.setattr(facts, "machine", machine or (lambda: site.machine))
-    return dataclasses.replace(host_checks.look(site.settings), root=site.root)
+    return host_checks.look(
+        site.settings,
+        site.root,
+        inventory=lambda _: site.inventory,
+        machine=machine or (lambda: site.machine),
+        vendor=lambda name: dataclasses.replace(registry.find(name), driver=driver),
+    )
 
 
-def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(site, monkeypatch):
+def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(site):
     def fail():
         raise errors.UnknownError("no time: nvidia-container-runtime --version")
 
-    look = looked(site, monkeypatch, machine=fail)
+    look = looked(site, machine=fail)
     results = site.judge(look)
     assert named(results, Outcome.FAILED) == []
     assert named(results, Outcome.NOT_RUN) == [("toolkit", "")]
@@ -145,8 +136,8 @@ def test_software_that_can_not_be_told_for_now_is_no_software_that_is_missing(si
         (Room(51, files=0, inodes=0), Outcome.PASSED, "51.0 GB free for /var/lib/"),
     ],
 )
-def test_a_full_disk_fails_and_a_small_one_warns(site, room, now, outcome, text):
-    room["now"] = now
+def test_a_full_disk_fails_and_a_small_one_warns(site, now, outcome, text):
+    site.room = now
     results = site.run()
     disk = results[-1]
     assert (disk.check, disk.outcome) == ("disk", outcome)
@@ -161,9 +152,9 @@ def test_a_full_disk_fails_and_a_small_one_warns(site, room, now, outcome, text)
     ("now", "outcome"),
     [(2.9, Outcome.FAILED), (3.1, Outcome.WARNING), (149, Outcome.WARNING), (151, Outcome.PASSED)],
 )
-def test_where_volumes_are_copies_the_disk_must_hold_them(site, room, now, outcome):
+def test_where_volumes_are_copies_the_disk_must_hold_them(site, now, outcome):
     site.put(ENVIRONMENT, "CONCOURSE_BAGGAGECLAIM_DRIVER=naive\n")
-    room["now"] = Room(now)
+    site.room = Room(now)
     disk = site.run()[-1]
     assert (disk.check, disk.outcome) == ("disk", outcome)
     assert disk.threshold == "at least 3 GB, better 150 GB"
@@ -177,11 +168,11 @@ def test_where_volumes_are_copies_the_disk_must_hold_them(site, room, now, outco
         (VolumeError("overlay: No space left on device", starved=True), Outcome.NOT_RUN),
     ],
 )
-def test_a_worker_that_makes_no_volume_never_passes(site, monkeypatch, error, outcome):
+def test_a_worker_that_makes_no_volume_never_passes(site, error, outcome):
     def fail(driver, work_dir):
         raise error
 
-    monkeypatch.setattr(site, "prove", fail)
+    site.prove = fail
     report = site.run()
     (found,) = (one for one in report if one.check == "volumes")
     assert (found.outcome, str(error) in found.text) == (outcome, True)
@@ -189,7 +180,7 @@ def test_a_worker_that_makes_no_volume_never_passes(site, monkeypatch, error, ou
     assert not results.condemns(found)
 
 
-def test_without_a_worker_the_driver_is_tried_that_it_would_get(site, monkeypatch):
+def test_without_a_worker_the_driver_is_tried_that_it_would_get(site):
     site.path(ENVIRONMENT).unlink()
     tried = []
 
@@ -198,7 +189,7 @@ def test_without_a_worker_the_driver_is_tried_that_it_would_get(site, monkeypatc
         if driver == "overlay":
             raise VolumeError("Operation not permitted", refused=True)
 
-    monkeypatch.setattr(site, "prove", prove)
+    site.prove = prove
     (found,) = (one for one in site.run() if one.check == "volumes")
     assert tried == ["overlay", "naive"]
     assert (found.outcome, found.text) == (Outcome.PASSED, "copies (driver naive)")
@@ -319,33 +310,30 @@ def test_a_vulnerable_toolkit_that_is_allowed_warns_and_names_its_cves(site):
     assert warned.remedy == "juju config worker allow-vulnerable-toolkit=false"
 
 
-def test_the_state_of_the_driver_is_that_of_the_table(site, monkeypatch):
+def test_the_state_of_the_driver_is_that_of_the_table(site):
     site.unusable(State.MISMATCH)
     found = Driver(
         kernel="6.8", modules=(("6.8", "580.65.06"),), loaded="580.54.01", version="580.65.06"
     )
-    monkeypatch.setattr(driver_state, "look", lambda: found)
-    look = looked(site, monkeypatch)
-    failed = red(site.judge(look))
+    failed = red(site.judge(looked(site, lambda: found)))
     assert failed.text == (
         "driver and library differ: Reboot needed (driver 580.65.06 installed, 580.54.01 loaded)"
     )
     assert failed.remedy == "sudo reboot when no build runs"
-    monkeypatch.setattr(driver_state, "look", lambda: dataclasses.replace(found, ours=True))
-    failed = red(site.judge(looked(site, monkeypatch)))
+    found = dataclasses.replace(found, ours=True)
+    failed = red(site.judge(looked(site, lambda: found)))
     assert failed.remedy.endswith(", or juju config worker auto-reboot=driver")
     rebooting = dataclasses.replace(site.settings, auto_reboot=True)
     site.settings = rebooting
-    failed = red(site.judge(looked(site, monkeypatch)))
+    failed = red(site.judge(looked(site, lambda: found)))
     assert failed.remedy.startswith("the charm reboots the machine once")
 
 
-def test_a_driver_that_can_not_be_looked_at_fails_nothing(site, monkeypatch):
+def test_a_driver_that_can_not_be_looked_at_fails_nothing(site):
     def fail():
         raise packages.PackageError("dpkg-query ran out of time", passes=True)
 
-    monkeypatch.setattr(driver_state, "look", fail)
-    look = looked(site, monkeypatch)
+    look = looked(site, fail)
     assert look.unknown == "dpkg-query ran out of time"
     results = site.judge(look)
     assert named(results, Outcome.FAILED) == []

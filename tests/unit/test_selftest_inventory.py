@@ -3,7 +3,6 @@
 """A GPU that was here is missed until it comes back or is forgotten."""
 
 import dataclasses
-import os
 import shutil
 
 import pytest
@@ -19,8 +18,7 @@ ONE, TWO = (gpu.uuid for gpu in GPUS)
 
 
 @pytest.fixture
-def site(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "statvfs", lambda path: Room(200))
+def site(tmp_path):
     return Site(tmp_path)
 
 
@@ -184,10 +182,10 @@ def test_a_card_in_whose_place_there_is_one_of_another_vendor_was_taken_out(site
         assert [gpu.uuid for gpu in site.known()] == [gpu.uuid for gpu in gpus]
 
 
-def test_a_full_disk_is_told_and_nothing_is_written_to_it(site, monkeypatch):
+def test_a_full_disk_is_told_and_nothing_is_written_to_it(site):
     path = site.path("var/lib/gpu-ci/inventory.json")
     path.unlink()
-    monkeypatch.setattr(os, "statvfs", lambda path: Room(0))
+    site.room = Room(0)
     assert named(site.run(), Outcome.FAILED) == [("disk", "")]
     assert not path.exists()
 

@@ -357,11 +357,11 @@ def test_without_a_wrapper_all_is_prevented_and_the_missing_named(monkeypatch, t
         ("         0    1000000       1000\n      1000       1000          1\n", True, 1000),
     ],
 )
-def test_a_container_without_all_users_is_known(monkeypatch, tmp_path, uid_map, nested, highest):
-    (tmp_path / "uid_map").write_text(uid_map)
-    monkeypatch.setattr(containers, "_USERS", tmp_path / "uid_map")
-    assert containers.is_nested() is nested
-    assert containers._highest_id() == highest
+def test_a_container_without_all_users_is_known(tmp_path, uid_map, nested, highest):
+    users = tmp_path / "uid_map"
+    users.write_text(uid_map)
+    assert containers.is_nested(users) is nested
+    assert containers._highest_id(users) == highest
 
 
 def test_doors_are_tried_with_one_gpu():

@@ -5,7 +5,8 @@
 import pytest
 
 from gpu_selftest.check import Outcome, Said
-from gpu_selftest.compute import answers, baseline, floors, judge
+from gpu_selftest.compute import answers, floors, judge
+from gpu_selftest.compute.baseline import Baseline
 from gpu_selftest.compute.measurements import Findings, Rate, Target
 from tests.unit.situations import gpu
 
@@ -99,36 +100,34 @@ def test_floors_are_rates_that_such_gpus_have():
 
 
 @pytest.fixture
-def good(monkeypatch, tmp_path):
-    path = tmp_path / "selftest" / "good.json"
-    monkeypatch.setattr(baseline, "PATH", path)
-    return path
+def good(tmp_path):
+    return Baseline(tmp_path / "selftest")
 
 
 def test_the_best_of_all_good_runs_is_kept_for_each_gpu(good):
-    assert baseline.own("GPU-a", "kit 580") == {}
-    baseline.keep("GPU-a", "kit 580", {"fp32": 50.0, "copy": 9.0})
-    baseline.keep("GPU-b", "kit 580", {"fp32": 40.0})
-    baseline.keep("GPU-a", "kit 580", {"fp32": 48.0, "peer": 3.0})
-    assert baseline.own("GPU-a", "kit 580") == {"fp32": 50.0, "copy": 9.0, "peer": 3.0}
-    assert baseline.own("GPU-b", "kit 580") == {"fp32": 40.0}
+    assert good.own("GPU-a", "kit 580") == {}
+    good.keep("GPU-a", "kit 580", {"fp32": 50.0, "copy": 9.0})
+    good.keep("GPU-b", "kit 580", {"fp32": 40.0})
+    good.keep("GPU-a", "kit 580", {"fp32": 48.0, "peer": 3.0})
+    assert good.own("GPU-a", "kit 580") == {"fp32": 50.0, "copy": 9.0, "peer": 3.0}
+    assert good.own("GPU-b", "kit 580") == {"fp32": 40.0}
 
 
 def test_what_other_software_measured_is_not_compared_and_goes(good):
-    baseline.keep("GPU-a", "kit 580", {"fp32": 50.0})
-    assert baseline.own("GPU-a", "kit 590") == {}
-    baseline.keep("GPU-a", "kit 590", {"fp32": 30.0})
-    assert baseline.own("GPU-a", "kit 590") == {"fp32": 30.0}
-    assert baseline.own("GPU-a", "kit 580") == {}
+    good.keep("GPU-a", "kit 580", {"fp32": 50.0})
+    assert good.own("GPU-a", "kit 590") == {}
+    good.keep("GPU-a", "kit 590", {"fp32": 30.0})
+    assert good.own("GPU-a", "kit 590") == {"fp32": 30.0}
+    assert good.own("GPU-a", "kit 580") == {}
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "\x00"])
 def test_a_damaged_record_counts_as_none(good, text):
-    good.parent.mkdir()
-    good.write_text(text)
-    assert baseline.own("GPU-a", "kit") == {}
-    baseline.keep("GPU-a", "kit", {"fp32": 1.0})
-    assert baseline.own("GPU-a", "kit") == {"fp32": 1.0}
+    good.home.mkdir()
+    good.path.write_text(text)
+    assert good.own("GPU-a", "kit") == {}
+    good.keep("GPU-a", "kit", {"fp32": 1.0})
+    assert good.own("GPU-a", "kit") == {"fp32": 1.0}
 
 
 def rated(findings, index, value, **about):
@@ -139,7 +138,7 @@ def rated(findings, index, value, **about):
 
 
 def test_only_a_gpu_that_passed_everything_sets_a_mark(good):
-    findings = Findings("cuda", "worker/0")
+    findings = Findings("cuda", "worker/0", good)
     well, slow, broken = (
         rated(findings, index, value) for index, value in enumerate((10.0, 5.0, 10.0))
     )
@@ -147,13 +146,13 @@ def test_only_a_gpu_that_passed_everything_sets_a_mark(good):
     findings.judge("kit")
     outcomes = {one.gpu: one.outcome for one in findings.results if one.check != "memory-pattern"}
     assert outcomes == {well.uuid: PASSED, slow.uuid: FAILED, broken.uuid: PASSED}
-    assert baseline.own(well.device, "kit") == {"matrix-rate-fp32": 10.0}
-    assert baseline.own(slow.device, "kit") == baseline.own(broken.device, "kit") == {}
+    assert good.own(well.device, "kit") == {"matrix-rate-fp32": 10.0}
+    assert good.own(slow.device, "kit") == good.own(broken.device, "kit") == {}
 
 
 def test_a_gpu_that_slows_down_between_runs_fails(good):
     for value, expected in ((10.0, PASSED), (9.6, PASSED), (9.4, WARNING), (8.4, FAILED)):
-        findings = Findings("cuda", "worker/0")
+        findings = Findings("cuda", "worker/0", good)
         rated(findings, 0, value)
         findings.judge("kit")
         assert findings.results[0].outcome is expected
@@ -162,7 +161,7 @@ def test_a_gpu_that_slows_down_between_runs_fails(good):
 
 
 def test_gpus_of_other_models_are_no_siblings(good):
-    findings = Findings("cuda", "worker/0")
+    findings = Findings("cuda", "worker/0", good)
     rated(findings, 0, 10.0)
     rated(findings, 1, 2.0, model="NVIDIA L4")
     findings.judge("kit")

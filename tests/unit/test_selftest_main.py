@@ -10,8 +10,8 @@ import signal
 import pytest
 
 from gpu_selftest import __main__ as command
-from gpu_selftest import results, run, service, settings
-from gpu_selftest.check import Level, Outcome
+from gpu_selftest import results, settings
+from gpu_selftest.check import Level, Outcome, Request
 from gpu_selftest.quick import host_checks
 from gpu_selftest.results import Report
 from machine import locks
@@ -31,10 +31,22 @@ def report_of(request, *made):
 class Runs:
     """Stands for the checks: what was asked for, what comes of it, what was kept."""
 
-    def __init__(self):
+    def __init__(self, folder):
         self.requests, self.concluded, self.outcome = [], [], Outcome.PASSED
+        self.place = command.Place(
+            settings=folder / "selftest.json",
+            lock=folder / "run" / "selftest.lock",
+            home=folder / "selftest",
+            user=lambda: 0,
+            test=self.test,
+            conclude=self.conclude,
+        )
+        settings.write(KEPT, self.place.settings)
 
-    def run(self, kept, request, progress, reached):
+    def main(self, *arguments):
+        return command.main(arguments, self.place)
+
+    def test(self, kept, request, progress, reached):
         self.requests.append(request)
         progress("Checking the machine")
         return report_of(request, host_checks.DRIVER.result(self.outcome, "seen", remedy="mend"))
@@ -44,16 +56,9 @@ class Runs:
 
 
 @pytest.fixture
-def runs(monkeypatch, tmp_path):
-    runs = Runs()
-    monkeypatch.setattr(run, "run", runs.run)
-    monkeypatch.setattr(run, "conclude", runs.conclude)
-    monkeypatch.setattr(settings, "read", lambda: KEPT)
-    monkeypatch.setattr(service, "LOCK", tmp_path / "run" / "selftest.lock")
-    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+def runs(tmp_path):
     before = signal.getsignal(signal.SIGTERM)
-    yield runs
+    yield Runs(tmp_path)
     signal.signal(signal.SIGTERM, before)
 
 
@@ -68,7 +73,7 @@ def runs(monkeypatch, tmp_path):
 )
 def test_verdict_is_kept_shown_and_the_exit_status(runs, capsys, outcome, status, word):
     runs.outcome = outcome
-    assert command.main([]) == status
+    assert runs.main() == status
     shown = capsys.readouterr()
     assert shown.out.startswith(f"{word}: quick and isolation, 1 check")
     assert shown.err.startswith("Checking the machine\n")
@@ -76,7 +81,7 @@ def test_verdict_is_kept_shown_and_the_exit_status(runs, capsys, outcome, status
 
 
 def test_json_is_the_report_and_nothing_else(runs, capsys):
-    assert command.main(["--json", "--level", "quick"]) == 0
+    assert runs.main("--json", "--level", "quick") == 0
     kept = json.dumps(results.plain(runs.concluded[0]))
     assert json.loads(capsys.readouterr().out) == json.loads(kept)
 
@@ -84,25 +89,25 @@ def test_json_is_the_report_and_nothing_else(runs, capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], run.Request("", Level.ISOLATION)),
-        (["--level", "quick", "--gpu", "1"], run.Request("", Level.QUICK, GPUS[1].uuid)),
-        (["--gpu", "gpu-0"], run.Request("", Level.ISOLATION, GPUS[0].uuid)),
-        (["--gpu", GPUS[1].uuid], run.Request("", Level.ISOLATION, GPUS[1].uuid)),
+        ([], Request("", Level.ISOLATION)),
+        (["--level", "quick", "--gpu", "1"], Request("", Level.QUICK, GPUS[1].uuid)),
+        (["--gpu", "gpu-0"], Request("", Level.ISOLATION, GPUS[0].uuid)),
+        (["--gpu", GPUS[1].uuid], Request("", Level.ISOLATION, GPUS[1].uuid)),
         (
             ["--level", "burn-in", "--duration", "30", "--device", "cpu"],
-            run.Request("", Level.BURN_IN, device="cpu", minutes=30),
+            Request("", Level.BURN_IN, device="cpu", minutes=30),
         ),
-        (["--level", "burn-in"], run.Request("", Level.BURN_IN, minutes=10)),
+        (["--level", "burn-in"], Request("", Level.BURN_IN, minutes=10)),
     ],
 )
 def test_request_is_what_was_asked_for(runs, arguments, expected):
-    command.main(arguments)
+    runs.main(*arguments)
     assert dataclasses.replace(runs.requests[0], run="") == expected
     assert results.started(runs.requests[0].run)
 
 
 def test_id_of_the_run_can_be_given(runs):
-    command.main(["--run", "20261121T170000Z-1a2b"])
+    runs.main("--run", "20261121T170000Z-1a2b")
     assert runs.requests[0].run == "20261121T170000Z-1a2b"
 
 
@@ -121,7 +126,7 @@ def test_id_of_the_run_can_be_given(runs):
     ],
 )
 def test_wrong_use_is_refused_in_words_and_tests_nothing(runs, capsys, arguments, words):
-    assert command.main(arguments) == 2
+    assert runs.main(*arguments) == 2
     assert f"gpu-selftest: {words}" in capsys.readouterr().err
     assert (runs.requests, runs.concluded) == ([], [])
 
@@ -138,43 +143,43 @@ def test_wrong_use_is_refused_in_words_and_tests_nothing(runs, capsys, arguments
 )
 def test_what_argparse_refuses_ends_with_the_same_status(runs, capsys, arguments, words):
     with pytest.raises(SystemExit) as ended:
-        command.main(arguments)
+        runs.main(*arguments)
     assert ended.value.code == 2
     assert words in capsys.readouterr().err
 
 
-def test_without_root_settings_or_gpus_it_says_what_to_do(runs, capsys, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert command.main([]) == 2
+def test_without_root_settings_or_gpus_it_says_what_to_do(runs, capsys):
+    runs.place = dataclasses.replace(runs.place, user=lambda: 1000)
+    assert runs.main() == 2
     assert "the self-test needs root: sudo /opt/gpu-ci/bin/gpu-selftest" in capsys.readouterr().err
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    monkeypatch.setattr(settings, "read", lambda: dataclasses.replace(KEPT, gpus=()))
-    assert command.main(["--gpu", "0"]) == 2
+    runs.place = dataclasses.replace(runs.place, user=lambda: 0)
+    settings.write(dataclasses.replace(KEPT, gpus=()), runs.place.settings)
+    assert runs.main("--gpu", "0") == 2
     assert "--gpu 0: tasks get no such GPU here. Available: none" in capsys.readouterr().err
-    monkeypatch.setattr(settings, "read", lambda: None)
-    assert command.main([]) == 2
+    runs.place.settings.unlink()
+    assert runs.main() == 2
     assert "juju config <application> enable-gpu=true" in capsys.readouterr().err
 
 
 def test_second_one_is_told_who_tests_and_since_when(runs, capsys):
-    service.LOCK.parent.mkdir()
-    with locks.hold(service.LOCK, "pid 4711, level burn-in, since 17:00:03 UTC"):
-        assert command.main([]) == 2
+    runs.place.lock.parent.mkdir()
+    with locks.hold(runs.place.lock, "pid 4711, level burn-in, since 17:00:03 UTC"):
+        assert runs.main() == 2
     assert capsys.readouterr().err == (
         "gpu-selftest: another self-test is running (pid 4711, level burn-in, since 17:00:03 UTC):"
         " wait for it\n"
     )
-    assert command.main([]) == 0
+    assert runs.main() == 0
     # Whoever may read it could lock it, and no GPU would be tested any more.
-    assert service.LOCK.stat().st_mode & 0o777 == 0o600
-    kept = service.LOCK.read_text()
+    assert runs.place.lock.stat().st_mode & 0o777 == 0o600
+    kept = runs.place.lock.read_text()
     assert kept.startswith(f"pid {os.getpid()}, level isolation, since ")
 
 
-def test_without_the_runc_of_tasks_there_is_no_verdict(runs, monkeypatch, capsys):
+def test_without_the_runc_of_tasks_there_is_no_verdict(runs, capsys):
     without = dataclasses.replace(KEPT, runc="/opt/ci/current/runc")
-    monkeypatch.setattr(settings, "read", lambda: without)
-    assert command.main([]) == command.WRONG_USE
+    settings.write(without, runs.place.settings)
+    assert runs.main() == command.WRONG_USE
     assert capsys.readouterr().err == (
         "gpu-selftest: /opt/ci/current/runc, which the self-test needs, is missing: get one\n"
     )

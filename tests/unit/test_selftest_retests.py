@@ -10,14 +10,13 @@ import pathlib
 import pytest
 
 from gpu_agent import paths
-from gpu_agent.availability import external_use, quarantine, retests
-from gpu_agent.availability import lease_report as leases
+from gpu_agent.availability import quarantine, retests
 from gpu_agent.model.inventory import MigDevice
 from gpu_agent.model.leases import Lease
-from gpu_selftest import last_pass, results, run, service, settings
+from gpu_selftest import results, run, service, settings
 from gpu_selftest import retests as asked
 from gpu_selftest.check import Check, Level, Outcome
-from machine import locks
+from gpu_selftest.last_pass import Records
 from tests.unit.situations import gpu
 
 QUICK = Check("xid", Level.QUICK, "no Xid", remedy="reboot", each_gpu=True)
@@ -26,20 +25,35 @@ NOON = datetime.datetime(2026, 11, 23, 12, tzinfo=datetime.timezone.utc)
 
 
 class Site:
-    """Two GPUs, a clock, and self-tests that end as `outcomes` says."""
+    """Two GPUs, a clock, and self-tests that end as `outcomes` says.
 
-    def __init__(self):
+    It stands for gpu_selftest.service too.
+    """
+
+    def __init__(self, folder):
+        self.settings = folder / "selftest.json"
+        self.records = Records(folder / "selftest", folder / "run" / "selftest.done")
         self.now = NOON
         self.started = []
         self.held = {}
         self.foreign = {}
-        self.running = None
+        self.test = None
         self.others = ""
         self.outcomes = {}
-        self.reports = {}
-        self.last = None
         self.error = None
-        self.kept = settings.Settings("worker/0", gpus=(gpu(0), gpu(1)))
+        self.keep(gpu(0), gpu(1))
+
+    def keep(self, *gpus):
+        """Let these be the GPUs in the settings."""
+        self.kept = settings.Settings("worker/0", gpus=gpus)
+        settings.write(self.kept, self.settings)
+
+    def running(self):
+        return self.test
+
+    def wait_for_others(self, seconds):
+        assert seconds == 0
+        return self.others
 
     def seconds(self):
         return self.now.timestamp()
@@ -47,13 +61,13 @@ class Site:
     def start(self, level, gpu=""):
         name = f"{self.now:%Y%m%dT%H%M%SZ}-{len(self.started):04x}"
         self.started.append((level.value, gpu))
-        self.running = service.Running(name, level, self.now)
+        self.test = service.Running(name, level, self.now)
         return name
 
     def follow(self, name, seconds, _progress):
         assert 0 < seconds <= 120
         if self.error:
-            self.running = None
+            self.test = None
             raise self.error
         self.now += datetime.timedelta(seconds=30)
         return self.end()
@@ -62,7 +76,7 @@ class Site:
         """The test that runs ends, as of its GPU was said."""
         level, uuid = self.started[-1]
         check, outcome = self.outcomes.get(uuid, (QUICK, Outcome.PASSED))
-        name, self.running = self.running.run, None
+        name, self.test = self.test.run, None
         return self.report(name, level, uuid, (check.result(outcome, "text", gpu=uuid),))
 
     def report(self, name, level, uuid, made):
@@ -71,21 +85,27 @@ class Site:
         report = results.Report(
             name, "subject", Level(level), "cuda", uuid, outcome, started, 1.0, made
         )
-        run.conclude(self.kept, report)
-        self.reports[name] = self.last = report
+        run.conclude(self.kept, report, self.records)
         return report
 
     def hook(self, after=0):
         """A hook, so many seconds after what came before. Returns the tests that it started."""
         self.now += datetime.timedelta(seconds=after)
         before = len(self.started)
-        asked.ensure(lambda _: None)
+        retests = asked.Retests(
+            service=self,
+            settings=self.settings,
+            records=self.records,
+            holders=lambda: self.held,
+            external=lambda: self.foreign,
+        )
+        retests.ensure(lambda _: None)
         return self.started[before:]
 
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    site = Site()
+    site = Site(tmp_path)
 
     class Clock(datetime.datetime):
         @classmethod
@@ -97,19 +117,6 @@ def site(tmp_path, monkeypatch):
     monkeypatch.setattr(asked.time, "monotonic", site.seconds)
     monkeypatch.setattr(retests, "PATH", tmp_path / "retests")
     monkeypatch.setattr(paths, "QUARANTINE", tmp_path / "quarantine")
-    monkeypatch.setattr(settings, "read", lambda: site.kept)
-    monkeypatch.setattr(leases, "holders", lambda: site.held)
-    monkeypatch.setattr(external_use, "read", lambda: site.foreign)
-    monkeypatch.setattr(service, "start", site.start)
-    monkeypatch.setattr(service, "follow", site.follow)
-    monkeypatch.setattr(service, "running", lambda: site.running)
-    monkeypatch.setattr(locks, "holder", lambda _: site.others)
-    monkeypatch.setattr(results, "save", lambda *_: None)
-    monkeypatch.setattr(last_pass, "keep", lambda _: None)
-    monkeypatch.setattr(last_pass, "note_verdict", lambda: None)
-    monkeypatch.setattr(
-        results, "read", lambda name="": site.reports.get(name) if name else site.last
-    )
     return site
 
 
@@ -153,7 +160,7 @@ def test_several_are_tested_one_after_the_other_in_one_hook(site):
 
 
 def test_a_hook_is_held_no_longer_than_two_minutes(site):
-    site.kept = dataclasses.replace(site.kept, gpus=tuple(gpu(index) for index in range(8)))
+    site.keep(*map(gpu, range(8)))
     for index in range(8):
         out(f"GPU-{index}")
     began = site.now
@@ -165,7 +172,7 @@ def test_a_hook_is_held_no_longer_than_two_minutes(site):
 @pytest.mark.parametrize("device", ["GPU-0", "MIG-0"])
 def test_one_in_use_is_left_to_a_later_hook(site, device):
     mig = dataclasses.replace(gpu(0), mig_enabled=True, mig=(MigDevice("MIG-0", "1g.10gb"),))
-    site.kept = dataclasses.replace(site.kept, gpus=(mig, gpu(1)))
+    site.keep(mig, gpu(1))
     out()
     site.held = {"container": Lease((device,), occupied=True)}
     assert site.hook() == []
@@ -184,7 +191,8 @@ def test_where_it_cannot_be_told_who_has_what_nothing_is_tested(site):
     out()
     site.held = None
     assert site.hook() == []
-    site.held, site.kept = {}, None
+    site.held = {}
+    site.settings.unlink()
     assert site.hook() == []
 
 
@@ -202,7 +210,7 @@ def test_beside_another_self_test_none_is_started(site):
     site.others = "pid 4711, level burn-in"
     assert site.hook() == []
     site.others = ""
-    site.running = service.Running("20261123T110000Z-0000", Level.BURN_IN, site.now)
+    site.test = service.Running("20261123T110000Z-0000", Level.BURN_IN, site.now)
     assert site.hook() == []
 
 

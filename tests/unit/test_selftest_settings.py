@@ -13,10 +13,9 @@ from tests.unit.situations import gpu, sliced
 NODES = ("/dev/kfd", "/dev/dri/renderD128")
 
 
-@pytest.fixture(autouse=True)
-def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(settings, "PATH", tmp_path / "gpu-ci" / "selftest.json")
-    return settings.PATH
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "gpu-ci" / "selftest.json"
 
 
 @pytest.mark.parametrize(
@@ -45,14 +44,14 @@ def path(tmp_path, monkeypatch):
     ],
 )
 def test_settings_survive_the_disk(given, path):
-    assert settings.write(given)
-    assert settings.read() == given
-    assert not settings.write(given)
+    assert settings.write(given, path)
+    assert settings.read(path) == given
+    assert not settings.write(given, path)
     assert path.stat().st_mode & 0o777 == 0o644
 
 
-def test_without_any_there_is_none():
-    assert settings.read() is None
+def test_without_any_there_is_none(path):
+    assert settings.read(path) is None
 
 
 @pytest.mark.parametrize(
@@ -76,21 +75,21 @@ def test_without_any_there_is_none():
 )
 def test_those_of_another_version_are_as_good_as_none_and_are_replaced(change, path):
     given = Settings("worker/0", gpus=(gpu(0),))
-    settings.write(given)
+    settings.write(given, path)
     path.write_text(json.dumps(change(json.loads(path.read_text()))))
-    assert settings.read() is None
-    assert settings.write(given)
-    assert settings.read() == given
+    assert settings.read(path) is None
+    assert settings.write(given, path)
+    assert settings.read(path) == given
 
 
 def test_those_of_the_revision_before_are_read_with_its_runc(path):
     """As in a boot after a refresh that was killed before it wrote them anew."""
-    settings.write(Settings("worker/0", gpus=(gpu(0),), files={"/x": "file"}))
+    settings.write(Settings("worker/0", gpus=(gpu(0),), files={"/x": "file"}), path)
     found = json.loads(path.read_text())
     for name in ("version", "programs", "runc", "runc_remedy", "checks", "disks"):
         del found[name]
     path.write_text(json.dumps(found))
-    kept = settings.read()
+    kept = settings.read(path)
     assert (kept.gpus, kept.files) == ((gpu(0),), {"/x": "file"})
     assert (kept.runc_path(), kept.checks, kept.disks) == (
         "/opt/concourse/current/bin/runc", (), (),
@@ -115,6 +114,6 @@ def test_a_machine_without_a_ci_system_has_its_own_runc(there, found, tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 80, b'{"unit": "wor', b"\xff{}"])
 def test_damaged_ones_are_as_good_as_none(content, path):
-    settings.write(Settings("worker/0"))
+    settings.write(Settings("worker/0"), path)
     path.write_bytes(content)
-    assert settings.read() is None
+    assert settings.read(path) is None

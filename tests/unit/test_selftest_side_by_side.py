@@ -3,6 +3,7 @@
 """Which checks of isolation are made at once, and that none of them takes another's GPU."""
 
 import contextlib
+import json
 import re
 import threading
 import types
@@ -10,15 +11,12 @@ import types
 import pytest
 
 from gpu_agent.model.inventory import Gpu
-from gpu_agent.runtime import policy
 from gpu_runtime.refusal import Refused
-from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest.check import Obstacle, Outcome
-from gpu_selftest.isolation import container_view as views
 from gpu_selftest.isolation import containers
-from gpu_selftest.isolation import containers as selftest_containers
 from gpu_selftest.isolation import escape_attempts as doors
 from gpu_selftest.isolation import level as isolation
+from gpu_selftest.isolation.container_view import Node, View
 from gpu_selftest.isolation.containers import ContainerError
 from tests.unit.grants import TASKS
 
@@ -33,40 +31,44 @@ PATIENCE = 30
 class Worker:
     """A worker whose containers are all well, but for what a test has it do in `see`."""
 
-    nodes = ()
+    nodes = tuple(Node(f"/dev/nvidia{gpu.minor}", (195, gpu.minor), gpu.uuid) for gpu in GPUS)
     nested = False
 
-    def __init__(self, monkeypatch):
+    def __init__(self):
         self.looks, self.leaked, self.said = [], {}, []
-        self.held, self.most = set(), 0
+        self.held, self.most = {}, 0
         self.see = lambda name, step: self.look(name)
-        monkeypatch.setattr(isolation, "Inspector", lambda settings, made: self)
-        monkeypatch.setattr(isolation, "Containers", lambda *_: contextlib.nullcontext())
-        monkeypatch.setattr(isolation, "Allocation", lambda *_: self)
-        monkeypatch.setattr(selftest_containers, "missing", lambda runc: "")
-        monkeypatch.setattr(isolation, "_awake", lambda gpus: contextlib.nullcontext())
-        monkeypatch.setattr(reserve, "alone", self.alone)
-        for name in ("faults_with", "faults_without", "untruths"):
-            monkeypatch.setattr(views, name, lambda *_: [])
-        monkeypatch.setattr(views, "share_mig_nodes", lambda seen: False)
 
     @contextlib.contextmanager
     def alone(self, container, devices):
         (device,) = devices
-        assert device not in self.held, f"{container} takes what another check has"
-        self.held.add(device)
+        assert device not in self.held.values(), f"{container} takes what another check has"
+        self.held[container] = device
         self.most = max(self.most, len(self.held))
         try:
             yield None
         finally:
-            self.held.remove(device)
+            del self.held[container]
 
     def id(self, name):
         return name
 
     def look(self, container, exec_id="task"):
-        self.looks.append(str(container))
-        return types.SimpleNamespace(nvml=None)
+        """What a container sees: the GPU that is reserved for it, or none."""
+        self.looks.append(container)
+        gpus = [gpu for gpu in GPUS if gpu.uuid == self.held.get(container)]
+        return View(
+            nodes={f"/dev/nvidia{gpu.minor}": ((195, gpu.minor), 0) for gpu in gpus},
+            planted={},
+            made={},
+            nvml=[gpu.uuid for gpu in gpus] or None,
+            nvml_error="",
+            environment=[
+                f"NVIDIA_VISIBLE_DEVICES={gpus[0].uuid if gpus else 'void'}",
+                f"GPU_COUNT={len(gpus)}",
+                f"GPU_CI_DEVICES={json.dumps([{'uuid': gpu.uuid} for gpu in gpus])}",
+            ],
+        )
 
     @contextlib.contextmanager
     def create(self, name, step):
@@ -86,16 +88,21 @@ class Worker:
     def test(self, gpus=GPUS):
         device = types.SimpleNamespace
         allowed = device(devices=[device(id=gpu.uuid) for gpu in gpus])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(policy, "allowed", lambda: allowed)
-            patch.setattr(policy, "task_folders", lambda: TASKS)
-            settings = types.SimpleNamespace(gpus=gpus, runc="")
-            return isolation.run(settings, gpus, self.said.append)
+        settings = types.SimpleNamespace(gpus=gpus, runc="")
+        site = isolation.Site(
+            missing=lambda runc: "",
+            allowed=lambda: allowed,
+            tasks=lambda: TASKS,
+            inspector=lambda *_: contextlib.nullcontext(self),
+            allocation=lambda *_: self,
+            alone=self.alone,
+        )
+        return isolation.run(settings, gpus, self.said.append, site)
 
 
 @pytest.fixture
-def worker(monkeypatch):
-    return Worker(monkeypatch)
+def worker():
+    return Worker()
 
 
 def together(worker, *names):
@@ -154,7 +161,7 @@ def test_of_two_gpus_two_checks_have_one_each(worker):
     assert worker.most == 2
 
 
-def test_a_gpu_that_a_job_has_leaves_the_other_for_both(worker, monkeypatch):
+def test_a_gpu_that_a_job_has_leaves_the_other_for_both(worker):
     alone = worker.alone
 
     def taken(container, devices):
@@ -162,7 +169,7 @@ def test_a_gpu_that_a_job_has_leaves_the_other_for_both(worker, monkeypatch):
             return contextlib.nullcontext(Obstacle("GPU 0 is in use by a job"))
         return alone(container, devices)
 
-    monkeypatch.setattr(reserve, "alone", taken)
+    worker.alone = taken
     found = worker.test()
     assert {one.outcome for one in found} == {Outcome.PASSED}, found
 

@@ -14,9 +14,8 @@ import time
 import pytest
 
 from gpu_selftest import results, run, service, settings, watchdog
-from gpu_selftest import starvation_clock as pulse
-from gpu_selftest.check import Level
-from gpu_selftest.starvation_clock import Pulse
+from gpu_selftest.check import Level, Request
+from gpu_selftest.starvation_clock import SERVICE, Pulse
 from tests.unit.hanging import ELSEWHERE, hanging, the_result
 from tests.unit.situations import GPUS, sliced
 
@@ -109,16 +108,19 @@ def test_what_comes_after_isolation_may_take_its_time(tmp_path):
         process.communicate(timeout=30)
 
 
+def limit(kept, request):
+    return watchdog.Watchdog(kept, request, run.conclude, results.HOME).limit
+
+
 def test_isolation_has_time_for_each_device_that_is_handed_out():
     """Eight GPUs in seven MIG devices each, a container for each of which may take 3 s."""
     cut = tuple(sliced(index, *["1g.10gb"] * 7) for index in range(8))
-    request, few = run.Request("20261121T170000Z-1a2b", Level.ISOLATION), KEPT
-    assert watchdog.Watchdog(few, request).limit == 90
+    request, few = Request("20261121T170000Z-1a2b", Level.ISOLATION), KEPT
+    assert limit(few, request) == 90
     many = dataclasses.replace(KEPT, gpus=cut)
-    assert watchdog.Watchdog(many, request).limit >= 56 * 3
-    assert watchdog.Watchdog(many, request).limit < service._LIMITS[Level.ISOLATION]
+    assert 56 * 3 <= limit(many, request) < service._LIMITS[Level.ISOLATION]
     quick = dataclasses.replace(request, level=Level.QUICK)
-    assert watchdog.Watchdog(many, quick).limit < 27
+    assert limit(many, quick) < 27
 
 
 def test_a_crash_is_no_verdict(tmp_path):
@@ -151,11 +153,14 @@ def test_stopped_one_keeps_nothing_and_says_so(tmp_path):
 
 
 @pytest.fixture
-def beats(monkeypatch, tmp_path):
-    """A clock that beats each 0.05 s, and waits for what the test says."""
-    monkeypatch.setattr(results, "HOME", tmp_path / "selftest")
+def beats(request, tmp_path):
+    """A clock that beats each 0.05 s, and waits for what the test says.
+
+    The test's parameter, if any, is the program that the machine then runs.
+    """
     awaited = [None]
-    clock = Pulse(lambda: awaited[0])
+    service = getattr(request, "param", SERVICE)
+    clock = Pulse(lambda: awaited[0], home=tmp_path / "selftest", service=service)
     clock.start(1)
     yield clock, awaited
     clock.stop()
@@ -183,16 +188,16 @@ def test_the_clock_begins_anew_for_another_question(beats):
 
 
 @pytest.mark.parametrize(
-    ("service", "goes"),
+    ("beats", "goes"),
     [
         ("import time; time.sleep(0.7)", False),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", False),
         ("raise OSError('No space left on device')", True),
     ],
     ids=["slow", "no memory", "full disk"],
+    indirect=["beats"],
 )
-def test_the_clock_stands_still_while_the_machine_serves_nobody(beats, monkeypatch, service, goes):
-    monkeypatch.setattr(pulse, "_SERVICE", service)
+def test_the_clock_stands_still_while_the_machine_serves_nobody(beats, goes):
     clock, awaited = beats
     awaited[0] = question = object()
     time.sleep(2)

@@ -7,7 +7,7 @@ import pathlib
 
 import pytest
 
-from tests import rare, side_by_side
+from tests import side_by_side
 
 ROOT = pathlib.Path(__file__).parents[2]
 LAB_FIXTURES = {"attacker", "site", "under_attack", "walked"}
@@ -26,7 +26,7 @@ def wants_the_lab(path: pathlib.Path) -> bool:
         ("tests/attacks/test_storm.py::test_a[x::y]", "selftest and attacks"),
         ("tests/lab/test_selftest.py::test_a", "selftest and attacks"),
         ("tests/lab/test_walk.py::test_a", "lab"),
-        ("tests/soak/test_line_storm.py::test_a", "storms"),
+        ("tests/soak/test_line_storm.py::test_a", "selftest and attacks"),
         ("tests/lab/test_cli.py::test_a", "tests/lab/test_cli.py"),
         ("tests/unit/test_plan.py::test_a", "tests/unit/test_plan.py"),
     ],
@@ -45,11 +45,3 @@ def test_files_of_the_lab_are_alone_where_they_do_not_use_it():
     files = sorted((ROOT / "tests/lab").glob("test_*.py"))
     alone = [str(path.relative_to(ROOT)) for path in files if not wants_the_lab(path)]
     assert alone == sorted(side_by_side.ALONE)
-
-
-@pytest.mark.parametrize("begin", rare.RARE)
-def test_what_is_rare_is_there(begin):
-    path, _, name = begin.partition("::")
-    assert (ROOT / path).is_file()
-    function, _, _parameters = name.partition("[")
-    assert f"\ndef {function}" in (ROOT / path).read_text()

@@ -1,31 +1,17 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A fourth vendor of GPUs and a third container engine: which files know them.
+"""Which files name a vendor of GPUs, and what the product does with one more.
 
-The stubs in trial/ are registered in a copy of this tree, and trial/checks.py runs with that.
+trial/checks.py runs with a copy of this tree that has the stub of a vendor. Which files that
+touches, and how a unit has it: tests/lab/test_trials.py.
 """
 
 import ast
 import collections.abc
 import pathlib
 import re
-import shutil
-
-import pytest
 
 from tests.unit import trial_tree as trial
-
-VENDORS = pathlib.Path("lib/gpu_agent/gpu/vendors")
-ENGINES = pathlib.Path("lib/gpu_agent/engines")
-REGISTRIES = {
-    VENDORS / "registry.py": (
-        "from gpu_agent.gpu.vendors.stub.vendor import VENDOR as STUB", "    INTEL,", "    STUB,"
-    ),
-    ENGINES / "registry.py": (
-        "from gpu_agent.engines.stub.engine import ENGINE as STUB", "    DOCKER,", "    STUB,"
-    ),
-}  # fmt: skip
-
 
 # As the name of a vendor, of its driver or of something of its, in code: not in comments and
 # docstrings.
@@ -44,8 +30,10 @@ ALLOWED = {
         "lib/gpu_agent/diagnosis/driver_states.py lib/gpu_agent/diagnosis/facts.py "
         "lib/gpu_agent/diagnosis/states.py lib/gpu_selftest/watchdog.py "
         "src/actions/driver_upgrade.py src/effects.py src/host/kernel_settings.py "
-        "src/host/nvidia_driver.py src/host/nvidia_driver_change.py src/host/software.py "
-        "src/lifecycle/driver_upgrade/record.py src/lifecycle/driver_upgrade/steps.py "
+        "src/host/nvidia_driver.py src/host/nvidia_driver_change.py "
+        "src/host/nvidia_driver_reload.py src/host/nvidia_fabric_manager.py src/host/software.py "
+        "src/lifecycle/driver_upgrade/machine.py src/lifecycle/driver_upgrade/record.py "
+        "src/lifecycle/driver_upgrade/steps.py "
         "src/plan/host_software.py src/plan/model.py"
     ),
     "NVIDIA's container toolkit, which brings its GPUs into containers": (
@@ -59,7 +47,8 @@ ALLOWED = {
         "lib/gpu_runtime/image_requirements.py lib/gpu_runtime/policy.py "
         "lib/gpu_runtime/task_call.py lib/gpu_selftest/isolation/escape_attempts.py "
         "lib/gpu_selftest/isolation/level.py lib/gpu_selftest/quick/host_checks.py "
-        "lib/gpu_selftest/quick/runtime_checks.py src/host/nvidia_toolkit.py "
+        "lib/gpu_selftest/quick/runtime_checks.py lib/gpu_standalone/start.py "
+        "src/host/nvidia_toolkit.py "
         "src/host/toolkit_trial.py src/observe.py src/options/table.py src/options/values.py "
         "src/plan/plan.py"
     ),
@@ -69,7 +58,7 @@ ALLOWED = {
         "lib/gpu_selftest/isolation/probe.py lib/gpu_selftest/quick/device_nodes.py"
     ),
     "a reset, which only NVIDIA's driver offers": (
-        "src/lifecycle/gpu_remediation.py src/parts/selftest.py"
+        "lib/gpu_standalone/wording.py src/lifecycle/gpu_remediation.py src/parts/selftest.py"
     ),
     "Xids, the faults that NVIDIA's driver reports": (
         "lib/gpu_agent/fault_policy/conditions.py lib/gpu_agent/fault_policy/fault_table.py "
@@ -100,7 +89,7 @@ def names(path: pathlib.Path) -> collections.abc.Iterator[str]:
 
 
 def test_no_other_file_of_the_product_names_a_vendor():
-    rooms = [VENDORS / name for name in ("amd", "intel", "nvidia")]
+    rooms = [trial.VENDORS / name for name in ("amd", "intel", "nvidia")]
     found = {
         str(path)
         for path in trial.files(trial.ROOT)
@@ -127,22 +116,7 @@ def test_a_name_in_code_is_noticed_and_one_in_a_comment_is_not(tmp_path):
         assert any(map(NAME.search, names(path))) == expected, text
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """A copy of the product with both stubs: their rooms, and their lines in the registries."""
-    tree = tmp_path_factory.mktemp("tree")
-    trial.make(tree)
-    for kind, home in (("vendor", VENDORS), ("engine", ENGINES)):
-        shutil.copytree(trial.TRIAL / kind / "stub", tree / home / "stub")
-    for path, lines in REGISTRIES.items():
-        trial.register(tree / path, *lines)
-    return tree
-
-
-def test_a_vendor_and_an_engine_are_a_room_and_a_registration(tree):
-    touched = trial.touched(tree)
-    assert touched - trial.rooms(touched, VENDORS / "stub", ENGINES / "stub") == REGISTRIES.keys()
-    before, after = trial.files(trial.ROOT), trial.files(tree)
-    for path in REGISTRIES:
-        assert len(after[path].splitlines()) == len(before[path].splitlines()) + 2
-    trial.check(tree, "checks.py")
+def test_a_further_vendor_is_one_of_them(tmp_path):
+    trial.make(tmp_path)
+    trial.add(tmp_path, trial.VENDOR)
+    trial.check(tmp_path, "checks.py")

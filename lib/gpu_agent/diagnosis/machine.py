@@ -22,7 +22,7 @@ _RUNTIMES: typing.Final = (
 _ARCHITECTURES: typing.Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 # In seconds; it takes some hundredths of one.
-_ANSWER: typing.Final = 10
+_ANSWER: typing.Final = 10.0
 
 
 def architecture() -> str:
@@ -31,8 +31,12 @@ def architecture() -> str:
     return _ARCHITECTURES.get(machine, machine)
 
 
-def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
-    """Read the facts of the machine whose files lie below `root`.
+def machine(root: pathlib.Path = pathlib.Path("/"), patience: float = _ANSWER) -> Machine:
+    """Read the facts of a machine.
+
+    Args:
+        root: where its files lie.
+        patience: how many seconds a program of it may take to answer.
 
     Raises:
         gpu_agent.model.errors.UnknownError: the machine is short of time or memory, or a file
@@ -41,7 +45,7 @@ def machine(root: pathlib.Path = pathlib.Path("/")) -> Machine:
     try:
         return Machine(
             architecture=architecture(),
-            toolkit=_toolkit(root),
+            toolkit=_toolkit(root, patience),
             instance=instance(root),
             boot=boot(root),
         )
@@ -76,15 +80,15 @@ def _is_container(root: pathlib.Path) -> bool:
     return (root / "run/systemd/container").exists()
 
 
-def _toolkit(root: pathlib.Path) -> Toolkit | None:
+def _toolkit(root: pathlib.Path, patience: float) -> Toolkit | None:
     for name in _RUNTIMES:
         path = root / name
         if path.is_file():
-            return Toolkit(str(path), _version(path))
+            return Toolkit(str(path), _version(path, patience))
     return None
 
 
-def _version(runtime: pathlib.Path) -> str:
+def _version(runtime: pathlib.Path, patience: float) -> str:
     """Return the version that `--version` prints; empty if it prints none.
 
     The program prints its own version, and then fails if it finds no runc.
@@ -94,7 +98,7 @@ def _version(runtime: pathlib.Path) -> str:
     """
     argv = [str(runtime), "--version"]
     try:
-        done = process.run(argv, timeout=_ANSWER, check=False, told=False)
+        done = process.run(argv, timeout=patience, check=False, told=False)
     except process.CommandError as error:
         if error.starved:
             raise errors.unknown(error) from error

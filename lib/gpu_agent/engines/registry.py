@@ -7,9 +7,9 @@ A further engine is its package and a line in ALL.
 
 from typing import Final
 
-from gpu_agent.engines import front
 from gpu_agent.engines.docker.engine import ENGINE as DOCKER
 from gpu_agent.engines.engine import Engine, EnginesPlan
+from gpu_agent.engines.front import Front
 from gpu_agent.engines.podman.engine import ENGINE as PODMAN
 from gpu_agent.model.keep import Keep
 from machine import files
@@ -20,7 +20,14 @@ ALL: Final[tuple[Engine, ...]] = (
 )
 
 
-def ensure(plan: EnginesPlan | Keep | None, engines: tuple[Engine, ...] = ALL) -> bool:
+_FRONT: Final = Front()
+
+
+def ensure(
+    plan: EnginesPlan | Keep | None,
+    engines: tuple[Engine, ...] = ALL,
+    front: Front = _FRONT,
+) -> bool:
     """Register the runtime with the planned engines; None: with none of them.
 
     Raises:
@@ -32,7 +39,7 @@ def ensure(plan: EnginesPlan | Keep | None, engines: tuple[Engine, ...] = ALL) -
     if isinstance(plan, Keep):
         return False
     if plan is None:
-        return remove(engines)
+        return remove(engines, front)
     changed = front.apply(nvidia_runtime=plan.nvidia, runc=plan.runc)
     for one in engines:
         if one.name in plan.names:
@@ -42,7 +49,7 @@ def ensure(plan: EnginesPlan | Keep | None, engines: tuple[Engine, ...] = ALL) -
     return changed
 
 
-def remove(engines: tuple[Engine, ...] = ALL) -> bool:
+def remove(engines: tuple[Engine, ...] = ALL, front: Front = _FRONT) -> bool:
     """Remove the runtime from every engine, then delete it; return True if it was there.
 
     While containers run that it started, a link to runc replaces it: without it they could not be
@@ -51,11 +58,11 @@ def remove(engines: tuple[Engine, ...] = ALL) -> bool:
     changed = False
     for one in engines:
         changed |= one.remove()
-    path = str(front.FRONT)
-    running = front.FRONT.exists() and any(one.is_in_use(path) for one in engines)
-    if running and not front.FRONT.is_symlink():
+    path = front.path
+    running = path.exists() and any(one.is_in_use(str(path)) for one in engines)
+    if running and not path.is_symlink():
         runc = front.runc()
-        files.ensure_absent(front.CONFIG)
-        files.ensure_symlink(front.FRONT, runc)
+        files.ensure_absent(front.config)
+        files.ensure_symlink(path, runc)
         return True
     return changed if running else front.remove() or changed

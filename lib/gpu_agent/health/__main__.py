@@ -18,7 +18,7 @@ from gpu_agent.fault_policy.judge import Judge, Policy
 from gpu_agent.fault_policy.state import Memory
 from gpu_agent.health import lease_reader as leased
 from gpu_agent.health import settings
-from gpu_agent.health.charm_notifier import Waker
+from gpu_agent.health.charm_notifier import NoCharm, Waker
 from gpu_agent.health.executor import MEMORY, SUSPECT, Clerk
 from gpu_agent.health.gone_leases import Returned
 from gpu_agent.health.idle_notifier import Freed
@@ -27,7 +27,7 @@ from gpu_agent.health.residual_memory_watch import Dirty
 from gpu_agent.health.settings import Settings
 from gpu_agent.health.sources import Sources
 from gpu_agent.model.decisions import Decision, Tell
-from gpu_agent.model.observations import Moment, Seen
+from gpu_agent.model.observations import Holding, Moment, Seen
 from gpu_agent.reporting.joblog.build_info import Naming
 from gpu_agent.reporting.joblog.job_log import JobLog
 from gpu_agent.reporting.metrics import server as serving
@@ -94,10 +94,12 @@ class Ending:
 
 
 class _Woken:
-    """Sources whose wait ends when the leases change."""
+    """Sources whose wait ends when the leases in the store change."""
 
-    def __init__(self, sources: Sources, changes: leased.Changes, ending: Ending) -> None:
-        self._sources, self._changes = sources, changes
+    def __init__(
+        self, sources: Sources, changes: leased.Changes, ending: Ending, store: str
+    ) -> None:
+        self._sources, self._changes, self._store = sources, changes, store
         sources.wake_on(ending.descriptor)
         if changes.descriptor is not None:
             sources.wake_on(changes.descriptor)
@@ -111,6 +113,10 @@ class _Woken:
         seen = self._sources.take(timeout)
         self._changes.settle()
         return seen
+
+    def holdings(self) -> tuple[Holding, ...] | None:
+        """Return the holders of leases; None if they can't be read."""
+        return leased.holdings(self._store)
 
 
 class _Pace:
@@ -164,7 +170,7 @@ def main() -> int:
         sources = Sources(found.cards, poll=found.poll_seconds)
         stack.callback(sources.close)
         pace = _Pace(sources, found.poll_seconds)
-        watch = _composed(found, _Woken(sources, changes, ending), pace, stack)
+        watch = _composed(found, _Woken(sources, changes, ending, found.store), pace, stack)
         notify.ready()
         _log.info("watching %d GPUs", len(found.cards))
         while not ending.is_due():
@@ -177,13 +183,14 @@ def main() -> int:
 def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.ExitStack) -> Watch:
     judge = Judge(Policy(found.mode, found.max_quarantined, found.recovery), _memory())
     _adopt(judge)
-    waker = Waker(found.unit, settings.RUN / UNTOLD)
+    waker = Waker(found.unit, settings.RUN / UNTOLD) if found.unit else NoCharm()
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
     naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused)
     stack.callback(naming.close)
-    parts: list[Part] = [clerk, Freed(found.recovery, waker.want), waker, pace]
-    parts.append(Returned(found.store))
+    # Before the waker, which then wakes in the same turn.
+    freed = [Freed(found.recovery, waker.want)] if found.unit else []
+    parts: list[Part] = [clerk, *freed, waker, pace, Returned(found.store)]
     # In the mode observe no GPU is kept from tasks.
     parts += [joblog, _Looks(sources)] if found.mode == settings.ENABLED else [_Observed(joblog)]
     parts += [naming, Ledger(names=naming), *_metrics(found, naming, stack)]

@@ -28,14 +28,22 @@ _log = logging.getLogger(__name__)
 class Waker:
     """Runs the charm, at most once in 30 s."""
 
-    def __init__(self, unit: str, note: pathlib.Path) -> None:
+    def __init__(
+        self,
+        unit: str,
+        note: pathlib.Path,
+        beside: collections.abc.Callable[
+            [list[str]], contextlib.AbstractContextManager[process.Child]
+        ] = process.beside,
+    ) -> None:
         """Continue with a call that an earlier process left undone.
 
         Args:
             unit: Juju's name of this unit.
             note: a file that exists while a call is due; its folder must exist.
+            beside: starts a program beside this one, as machine.process.beside does.
         """
-        self._argv, self._note = watch.command(unit), note
+        self._argv, self._note, self._beside = watch.command(unit), note, beside
         self._is_wanted, self._begun, self._patience = note.exists(), float("-inf"), 0.0
         self._stack, self._child = contextlib.ExitStack(), None
 
@@ -75,7 +83,7 @@ class Waker:
         elif now - self._begun >= max(APART, self._patience):
             self._begun, self._is_wanted = now, False
             try:
-                self._child = self._stack.enter_context(process.beside(self._argv))
+                self._child = self._stack.enter_context(self._beside(self._argv))
             except process.CommandError as error:
                 self._fail(str(error))
 
@@ -92,3 +100,18 @@ class Waker:
         self._patience = min(max(2 * self._patience, APART), _LONGEST)
         self._is_wanted = True
         _log.warning("cannot wake the charm: %s; trying again in %.0f s", why, self._patience)
+
+
+class NoCharm:
+    """Stands for the Waker on a machine without a charm: nothing is woken."""
+
+    is_waiting = False
+
+    def want(self) -> None:
+        """Do nothing."""
+
+    def turn(self, moment: Moment, decisions: collections.abc.Sequence[Decision]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

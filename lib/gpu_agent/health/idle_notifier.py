@@ -24,10 +24,17 @@ class Freed:
     Args:
         recovery: what the charm may do for a GPU; unless `none`, it is woken for an idle GPU.
         wake: runs the charm.
+        requests: returns the requested self-tests; raises OSError.
     """
 
-    def __init__(self, recovery: str, wake: collections.abc.Callable[[], None]) -> None:
+    def __init__(
+        self,
+        recovery: str,
+        wake: collections.abc.Callable[[], None],
+        requests: collections.abc.Callable[[], tuple[retests.Ask, ...]] = retests.read,
+    ) -> None:
         self._recovers, self._wake = recovery != "none", wake
+        self._requests = requests
         # When each was last in use, by a lease or outside CI, until it was seen to be free.
         self._busy: dict[str, float] = {}
         self._woken: dict[str, float] = {}
@@ -58,5 +65,5 @@ class Freed:
 
     def _waits(self, uuid: str, moment: Moment) -> bool:
         return (self._recovers and uuid in moment.unavailable) or any(
-            ask.uuid == uuid for ask in retests.read()
+            ask.uuid == uuid for ask in self._requests()
         )

@@ -13,7 +13,8 @@ import typing
 from gpu_agent.health import lease_reader as leased
 from gpu_agent.health.settings import Settings
 from gpu_agent.model.decisions import Decision
-from gpu_agent.model.observations import Look, Moment, Seen
+from gpu_agent.model.observations import Holding, Look, Moment, Seen
+from gpu_runtime.holder_usage import Host
 
 # Seconds between turns: HELD while a GPU is held and for _AFTER after that; SOON after a decision,
 # so that its effect is observed.
@@ -54,6 +55,10 @@ class Sources(typing.Protocol):
         """Wait for observations, at most so many seconds, and return them."""
         ...
 
+    def holdings(self) -> tuple[Holding, ...] | None:
+        """Return the holders of leases; None if they can't be read."""
+        ...
+
 
 class Watch:
     """The loop; call `turn` again and again."""
@@ -65,6 +70,7 @@ class Watch:
         judge: Judge,
         parts: collections.abc.Sequence[Part],
         hurries: collections.abc.Callable[[], bool] = bool,
+        clock: collections.abc.Callable[[], float] = Host.now,
     ) -> None:
         """Start without observations.
 
@@ -74,9 +80,11 @@ class Watch:
             judge: the fault policy.
             parts: run after the judge, in this order.
             hurries: whether a part needs a turn soon even without observations.
+            clock: returns the seconds since boot.
         """
         self._settings, self._sources, self._judge = settings, sources, judge
         self._parts, self._hurries = parts, hurries
+        self._clock = clock
         self._unavailable = leased.UnavailableGpus(settings.unavailable_folders)
         self._look: Look | None = None
         self._wait, self._held_at = 0.0, float("-inf")
@@ -103,12 +111,12 @@ class Watch:
     def _moment(self, seen: tuple[Seen, ...]) -> Moment:
         settings = self._settings
         self._unavailable.look(settings.cards)
-        holdings = leased.holdings(settings.store)
+        holdings = self._sources.holdings()
         if (holdings is None) is not self._is_blind:
             self._is_blind = holdings is None
             _log.warning("%s read who holds a GPU", "cannot" if self._is_blind else "can")
         return Moment(
-            now=time.clock_gettime(time.CLOCK_BOOTTIME),
+            now=self._clock(),
             wall=time.time(),
             cards=settings.cards,
             seen=seen,

@@ -28,8 +28,9 @@ class Settings:
     """What the service watches, and how.
 
     Attributes:
-        unit: Juju's name of this unit, such as `worker/0`.
-        dispatch: path of the charm's dispatch; the service ends if it is gone.
+        unit: Juju's name of this unit, such as `worker/0`; empty: no charm is woken.
+        dispatch: path of the charm's dispatch, or of the command that the agent has without Juju;
+            the service ends if it is gone.
         mode: the option gpu-health: `enabled` or `observe`.
         vendor: the name of the GPUs' vendor.
         boot: id of the boot in which these cards were found.

@@ -19,14 +19,15 @@ def for_tasks(chosen: str, root: Path = Path("/")) -> str:
     return chosen or str(_own(root) or _OWN[0])
 
 
-def for_engines(fallback: str) -> str:
+def for_engines(fallback: str, root: Path = Path("/")) -> str:
     """Return the path of the runc for podman and Docker: the machine's own, which they use.
 
     Args:
         fallback: that of the CI system, for a machine without runc, as one with crun; or empty.
+        root: where the machine's files are.
     """
-    return str(_own() or fallback or _OWN[0])
+    return str(_own(root) or fallback or _OWN[0])
 
 
-def _own(root: Path = Path("/")) -> Path | None:
+def _own(root: Path) -> Path | None:
     return next((path for path in _OWN if (root / str(path).lstrip("/")).exists()), None)

@@ -25,8 +25,6 @@ from gpu_selftest.check import Progress
 from gpu_selftest.compute import wheels
 from machine import files, packages, process
 
-ROOT: typing.Final = results.HOME
-
 _KITS: typing.Final = pathlib.Path(__file__).parent / "kits"
 _TIMEOUT: typing.Final = 3600.0
 _TELL_EVERY: typing.Final = 10.0
@@ -97,6 +95,11 @@ class Environment:
         return str(self.folder / "bin" / "python")
 
     @property
+    def scratch(self) -> pathlib.Path:
+        """The folder for the files of a program that works in it; it exists only meanwhile."""
+        return self.folder / "scratch"
+
+    @property
     def command(self) -> list[str]:
         """The command of its interpreter, which writes no bytecode into the packages' folders."""
         return [self.python, "-I", "-X", f"pycache_prefix={self.folder / 'pycache'}"]
@@ -125,7 +128,13 @@ def kit_for(cuda: str, python: tuple[int, int]) -> Kit:
     return fits[0]
 
 
-def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Environment:
+def ensure(
+    cuda: str,
+    archive: str,
+    application: str,
+    progress: Progress,
+    home: pathlib.Path = results.HOME,
+) -> Environment:
     """Make the environment that fits this driver, unless it is already complete.
 
     Args:
@@ -134,6 +143,7 @@ def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Env
             in /etc/pip.conf, through the model's proxies.
         application: the name of this unit's application, for the remedy.
         progress: called with each step.
+        home: the folder of environments, of which there is one at a time.
 
     Raises:
         UnavailableError: it can't be made.
@@ -145,14 +155,13 @@ def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Env
         key = _key(kit, archive)
     except OSError as error:
         raise UnavailableError(f"selftest-wheels can't be read: {error}") from error
-    here = Environment(ROOT / f"venv-{key}", key)
+    here = Environment(home / f"venv-{key}", key)
     stamp = here.folder / "complete"
     if stamp.exists():
         return here
-    for other in ROOT.glob("venv-*"):
-        files.ensure_absent(other)
-    files.ensure_directory(ROOT)
-    _check_room(kit)
+    remove(home)
+    files.ensure_directory(home)
+    _check_room(kit, home)
     try:
         _make(here, kit, archive, progress)
     except (wheels.ArchiveError, packages.PackageError, process.CommandError) as error:
@@ -163,20 +172,20 @@ def ensure(cuda: str, archive: str, application: str, progress: Progress) -> Env
     return here
 
 
-def remove() -> bool:
+def remove(home: pathlib.Path = results.HOME) -> bool:
     """Remove what was installed, several gigabytes. Return True if there was anything."""
-    found = [*ROOT.glob("venv-*")]
+    found = [*home.glob("venv-*")]
     for folder in found:
         files.ensure_absent(folder)
     return bool(found)
 
 
-def _check_room(kit: Kit) -> None:
-    free = shutil.disk_usage(ROOT).free / _GIB
+def _check_room(kit: Kit, home: pathlib.Path) -> None:
+    free = shutil.disk_usage(home).free / _GIB
     needed = kit.download_gib + kit.installed_gib + _SPARE_GIB
     if free < needed:
         raise UnavailableError(
-            f"installing PyTorch needs {needed:.1f} GiB, and {ROOT} has {free:.1f} GiB free: free "
+            f"installing PyTorch needs {needed:.1f} GiB, and {home} has {free:.1f} GiB free: free "
             "some space there"
         )
 
@@ -197,7 +206,7 @@ def _make(here: Environment, kit: Kit, archive: str, progress: Progress) -> None
     packages.ensure_installed("python3-venv")
     process.run([wrapper.PYTHON, "-m", "venv", str(here.folder)], timeout=120)
     # The download is larger than a /tmp in memory may be.
-    scratch = here.folder / "scratch"
+    scratch = here.scratch
     files.ensure_directory(scratch)
     if archive:
         wanted = [name.partition("==")[0] for name in kit.asked]
@@ -233,7 +242,7 @@ def _told(
 
     def tell() -> None:
         while not done.wait(_TELL_EVERY):
-            total, scratch = (_gib(path) for path in (here.folder, here.folder / "scratch"))
+            total, scratch = (_gib(path) for path in (here.folder, here.scratch))
             if total - scratch < 0.2:
                 arrived, about, what = scratch, kit.download_gib, before
             else:

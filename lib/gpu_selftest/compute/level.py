@@ -13,17 +13,17 @@ import pathlib
 import secrets
 import typing
 
-from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.vendor import QueryError
 from gpu_agent.model.inventory import Gpu
 from gpu_agent.runtime import policy
 from gpu_agent.runtime import runc as runcs
 from gpu_runtime.policy import SELF_TEST_CONTAINER
 from gpu_runtime.refusal import Refused
-from gpu_selftest import gpu_reservation as reserve
 from gpu_selftest.check import Obstacle, Outcome, Progress, Result, Said
-from gpu_selftest.compute import answers, environment, judge, work
-from gpu_selftest.compute.environment import Environment
+from gpu_selftest.compute import answers, judge, work
+from gpu_selftest.compute.baseline import Baseline
+from gpu_selftest.compute.environment import Environment, UnavailableError
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.compute.measurements import Findings, Rate, Target
 from gpu_selftest.compute.work import UnsupportedError, WorkFailedError
 from gpu_selftest.isolation import containers, rootfs
@@ -31,7 +31,7 @@ from gpu_selftest.isolation.containers import ContainerError, Containers, Step
 from gpu_selftest.isolation.rootfs import Mount
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import StarvedError
-from machine import files, process
+from machine import process
 
 CHECKS: typing.Final = (
     answers.ENVIRONMENT,
@@ -50,9 +50,6 @@ _EACH: typing.Final = tuple(check for check in CHECKS if check.each_gpu)
 # The beginnings of the names of the driver's libraries (its README, "Installed Components").
 _OF_DRIVER: typing.Final = ("libcuda", "libnvidia", "libnvcuvid")
 
-# In seconds; the slowest GPUs that PyTorch supports need a tenth of it.
-_TIMEOUT: typing.Final = 600.0
-
 
 @dataclasses.dataclass(frozen=True)
 class _Site:
@@ -67,10 +64,15 @@ class _Site:
     device: str
     key: str
     progress: Progress
+    equipment: Equipment
 
 
 def run(
-    settings: Settings, gpus: tuple[Gpu, ...], device: str, progress: Progress
+    settings: Settings,
+    gpus: tuple[Gpu, ...],
+    device: str,
+    progress: Progress,
+    equipment: Equipment,
 ) -> list[Result]:
     """Make the checks on each of these GPUs that no job uses.
 
@@ -79,9 +81,10 @@ def run(
         gpus: the GPUs; with `cpu` none of them is used.
         device: `cuda`; or `cpu`, to do the same on the CPU, which the results say.
         progress: called with each step.
+        equipment: what they work with.
     """
-    found = Findings(device, settings.unit)
-    driver_of_cuda = registry.find(gpus[0].vendor).cuda if device == "cuda" else None
+    found = Findings(device, settings.unit, Baseline(equipment.home))
+    driver_of_cuda = equipment.vendor(gpus[0].vendor).cuda if device == "cuda" else None
     if device == "cuda" and driver_of_cuda is None:
         why = "these checks support NVIDIA's GPUs only"
         return [check.result(Outcome.SKIPPED, why) for check in CHECKS]
@@ -90,15 +93,15 @@ def run(
     targets = targets if device == "cuda" else [nobody]
     try:
         cuda, driver = driver_of_cuda.versions() if driver_of_cuda else ("", "")
-        made = environment.ensure(cuda, settings.wheels, settings.application, progress)
-    except (QueryError, environment.UnavailableError) as error:
+        made = equipment.pytorch(cuda, settings.wheels, settings.application, progress)
+    except (QueryError, UnavailableError) as error:
         found.not_run([answers.ENVIRONMENT], nobody, str(error))
         for target in targets:
             found.not_run(_EACH, target, f"{answers.ENVIRONMENT.id} is not available")
         return found.results
     text = f"the environment {made.key} is installed and loads"
     found.add(answers.ENVIRONMENT, nobody, Said(Outcome.PASSED, text))
-    site = _Site(settings, made, device, f"{made.key} {driver}", progress)
+    site = _Site(settings, made, device, f"{made.key} {driver}", progress, equipment)
     free = [
         target
         for gpu in dict.fromkeys(target.gpu for target in targets)
@@ -114,7 +117,7 @@ _ORDER: typing.Final = {check.id: place for place, check in enumerate(CHECKS)}
 
 @contextlib.contextmanager
 def _reserved(
-    gpus: collections.abc.Sequence[Gpu | None],
+    site: _Site, gpus: collections.abc.Sequence[Gpu | None]
 ) -> collections.abc.Generator[tuple[str, Obstacle | None]]:
     """Reserve these GPUs; yield the id of the container that has them, and the obstacle if any.
 
@@ -125,7 +128,7 @@ def _reserved(
     if not wanted:
         yield name, None
         return
-    with reserve.alone(name, wanted) as why:
+    with site.equipment.alone(name, wanted) as why:
         yield name, why
 
 
@@ -135,7 +138,7 @@ def _alone(site: _Site, gpu: Gpu | None, targets: list[Target], found: Findings)
     Returns:
         The targets that were tested; none if a job uses the GPU.
     """
-    with _reserved([gpu]) as (name, why):
+    with _reserved(site, [gpu]) as (name, why):
         if why:
             for target in targets:
                 found.not_run(_EACH, target, why.text, why.cause)
@@ -181,19 +184,14 @@ def _work(site: _Site, target: Target, found: Findings) -> None:
 
 
 def _ask(site: _Site, mode: str, targets: list[Target]) -> dict[str, typing.Any]:
-    scratch = environment.ROOT / "scratch"
-    files.ensure_directory(scratch)
-    try:
-        return work.ask(
-            site.environment,
-            mode,
-            site.device,
-            [target.device for target in targets],
-            timeout=_TIMEOUT,
-            scratch=str(scratch),
-        )
-    finally:
-        files.ensure_absent(scratch)
+    return work.ask(
+        site.environment,
+        mode,
+        site.device,
+        [target.device for target in targets],
+        timeout=site.equipment.times.work,
+        clock=site.equipment.clock(),
+    )
 
 
 def _other_wheels(site: _Site) -> str:
@@ -242,6 +240,7 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
     python = site.environment.python
     folders = (str(site.environment.folder), str(work.PROGRAM))
     count = len(targets) if site.device == "cuda" else 0
+    timeout = site.equipment.times.work
     try:
         # PyTorch loads the driver's libraries too. In the container the runtime adds them.
         needed = [
@@ -254,9 +253,9 @@ def _in_container(site: _Site, name: str, targets: list[Target], found: Findings
         tasks = policy.task_folders()
         with Containers(runc, tasks) as made, made.create(name, step) as box:
             argv = work.argv(site.environment, "results", site.device)
-            done = box.exec(argv, timeout=_TIMEOUT)
+            done = box.exec(argv, timeout=timeout)
         if done.returncode:
-            raise WorkFailedError(work.broke_off(done.returncode, done.stderr, _TIMEOUT))
+            raise WorkFailedError(work.broke_off(done.returncode, done.stderr, timeout))
         said = answers.results(work.answer(done.stdout))
     except UnsupportedError as error:
         said = Said(Outcome.NOT_RUN, f"{error}: {_other_wheels(site)}")
@@ -280,7 +279,7 @@ def _peers(site: _Site, targets: list[Target], free: list[Target], found: Findin
             outcome = Outcome.NOT_RUN if busy else Outcome.SKIPPED
             found.add(answers.PEER, target, Said(outcome, why))
         return
-    with _reserved([target.gpu for target in whole]) as (_, why):
+    with _reserved(site, [target.gpu for target in whole]) as (_, why):
         if why:
             for target in whole:
                 found.not_run([answers.PEER], target, why.text, why.cause)

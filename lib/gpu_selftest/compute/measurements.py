@@ -9,7 +9,8 @@ import typing
 
 from gpu_agent.model.inventory import Gpu
 from gpu_selftest.check import Check, Outcome, Result, Said
-from gpu_selftest.compute import baseline, floors, judge
+from gpu_selftest.compute import floors, judge
+from gpu_selftest.compute.baseline import Baseline
 from machine import files
 
 ON_CPU: typing.Final = "on the CPU: proves nothing about a GPU"
@@ -76,14 +77,16 @@ class Rate:
 class Findings:
     """The results so far."""
 
-    def __init__(self, device: str, unit: str) -> None:
+    def __init__(self, device: str, unit: str, baseline: Baseline) -> None:
         """Start without results.
 
         Args:
             device: `cuda` or `cpu`.
             unit: such as `worker/0`, for remedies.
+            baseline: the rates of earlier runs; those of GPUs that pass are kept there.
         """
         self._on_cpu = device == "cpu"
+        self._baseline = baseline
         self._again = f"; then `juju run {unit} gpu-selftest level=compute`"
         self.results: list[Result] = []
         self.rates: list[Rate] = []
@@ -125,7 +128,7 @@ class Findings:
         """
         for rate in self.rates:
             floor = judge.floor_of(rate.target.floor, rate.floor)
-            own = baseline.own(rate.target.device, key).get(rate.check.id)
+            own = self._baseline.own(rate.target.device, key).get(rate.check.id)
             siblings = [
                 other.value
                 for other in self.rates
@@ -147,4 +150,4 @@ class Findings:
         unwell = {result.gpu for result in self.results if result.outcome in noticed}
         for target in {rate.target for rate in self.rates if rate.target.uuid not in unwell}:
             rates = {rate.check.id: rate.value for rate in self.rates if rate.target == target}
-            baseline.keep(target.device, key, rates)
+            self._baseline.keep(target.device, key, rates)

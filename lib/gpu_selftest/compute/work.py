@@ -9,7 +9,7 @@ import typing
 
 from gpu_selftest.compute.environment import Environment
 from gpu_selftest.starvation_clock import Pulse, StarvedError
-from machine import process
+from machine import files, process
 
 PROGRAM: typing.Final = pathlib.Path(__file__).with_name("workload")
 
@@ -44,7 +44,7 @@ def ask(
     gpus: collections.abc.Iterable[str],
     *,
     timeout: float,
-    scratch: str = "",
+    clock: Pulse,
 ) -> dict[str, typing.Any]:
     """Run one mode on this machine and return its answer.
 
@@ -54,19 +54,19 @@ def ask(
         device: `cuda` or `cpu`.
         gpus: ids of the GPUs or MIG devices that it may use.
         timeout: in seconds; then it is killed.
-        scratch: a folder that it may write to.
+        clock: tells whether the machine had time for it meanwhile.
 
     Raises:
         WorkFailedError: it crashed, took too long, or gave no answer.
         UnsupportedError: PyTorch has no code for the GPU.
         StarvedError: the machine had no time, memory or room for it.
     """
-    options = ["--scratch", scratch] if scratch else []
-    clock = Pulse()
+    scratch = environment.scratch
+    files.ensure_directory(scratch)
     clock.start(timeout)
     try:
         done = process.run(
-            argv(environment, mode, device, *options),
+            argv(environment, mode, device, "--scratch", str(scratch)),
             timeout=timeout,
             env=variables(device, gpus),
         )
@@ -76,6 +76,7 @@ def ask(
         raise (StarvedError if error.starved and not hangs else WorkFailedError)(words) from error
     finally:
         clock.stop()
+        files.ensure_absent(scratch)
     return answer(done.stdout)
 
 

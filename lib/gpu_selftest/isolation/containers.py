@@ -47,7 +47,7 @@ _CALL: typing.Final = 20.0
 
 # The user ids of this machine: all 32 bits of them, except in a user namespace
 # (user_namespaces(7)).
-_USERS: typing.Final = pathlib.Path("/proc/self/uid_map")
+USERS: typing.Final = pathlib.Path("/proc/self/uid_map")
 
 _PROBE: typing.Final = pathlib.Path(__file__).with_name("probe.py")
 _MODULES: typing.Final = ("ctypes", "glob", "json", "os", "signal", "stat", "time")
@@ -387,14 +387,14 @@ def _sweep(runc: str) -> None:
         files.ensure_absent(folder)
 
 
-def is_nested() -> bool:
+def is_nested(users: pathlib.Path = USERS) -> bool:
     """Return whether this machine is a container with its own user namespace, as LXD's are."""
-    return _USERS.read_text().split() != ["0", "0", "4294967295"]
+    return users.read_text().split() != ["0", "0", "4294967295"]
 
 
-def _highest_id() -> int:
+def _highest_id(users: pathlib.Path = USERS) -> int:
     """Return the highest user id here, which is root in a task's container."""
-    lines = _USERS.read_text().splitlines()
+    lines = users.read_text().splitlines()
     return max(int(first) + int(count) - 1 for first, _, count in map(str.split, lines))
 
 

@@ -9,6 +9,7 @@ reserved by leases, so that no task is disturbed. A GPU that a job uses is not t
 import collections.abc
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -22,14 +23,14 @@ from gpu_agent.runtime import policy
 from gpu_agent.runtime import runc as runcs
 from gpu_runtime.policy import Policy, TaskFolders
 from gpu_runtime.refusal import Refused
-from gpu_selftest import gpu_reservation as reserve
+from gpu_selftest import gpu_reservation
 from gpu_selftest.check import Check, Obstacle, Outcome, Progress, Result
 from gpu_selftest.isolation import container_view as views
 from gpu_selftest.isolation import containers
 from gpu_selftest.isolation import escape_attempts as doors
 from gpu_selftest.isolation.allocation import Allocation
 from gpu_selftest.isolation.container_view import View
-from gpu_selftest.isolation.containers import ContainerError, Containers
+from gpu_selftest.isolation.containers import ContainerError, Containers, Step
 from gpu_selftest.isolation.inspector import Inspector
 from gpu_selftest.settings import Settings
 from gpu_selftest.starvation_clock import StarvedError
@@ -39,31 +40,6 @@ CHECKS: typing.Final = doors.CHECKS
 # A container is made by one program after another, so that one check leaves the second processor
 # of a small machine idle. The worker's tasks need the other processors.
 _AT_ONCE: typing.Final = 2
-
-
-def run(settings: Settings, gpus: tuple[Gpu, ...], progress: Progress) -> list[Result]:
-    """Make all checks of isolation on these GPUs, which are all or some of those in `settings`."""
-    runc = runcs.for_tasks(settings.runc)
-    absent = containers.missing(runc)
-    why = f"{absent} is missing" if absent else ""
-    try:
-        allowed = policy.allowed()
-        listed = {device.id for device in allowed.devices} if allowed else set[str]()
-        if unknown := listed - {device for gpu in settings.gpus for device in gpu.devices}:
-            why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is missing"
-        if allowed and not why:
-            tasks = policy.task_folders()
-            with _awake(gpus), Containers(runc, tasks) as made:
-                inspector = Inspector(settings, made)
-                return _Isolation(gpus, inspector, allowed, tasks, progress).results()
-    except (ContainerError, StarvedError, Refused) as error:
-        why = why or str(error)
-    why = why or f"{wrapper.POLICY} allows no GPU"
-    return [
-        check.result(Outcome.NOT_RUN, why, gpu=gpu)
-        for check in CHECKS
-        for gpu in ([one.uuid for one in gpus] if check.each_gpu else [""])
-    ]
 
 
 @contextlib.contextmanager
@@ -79,6 +55,66 @@ def _awake(gpus: tuple[Gpu, ...]) -> collections.abc.Generator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _inspector(
+    settings: Settings, gpus: tuple[Gpu, ...], tasks: TaskFolders
+) -> collections.abc.Generator[Inspector]:
+    """Provide what looks into containers; these GPUs' driver stays initialised meanwhile."""
+    with _awake(gpus), Containers(runcs.for_tasks(settings.runc), tasks) as made:
+        yield Inspector(settings, made)
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The machine as these checks use it; the defaults are the real ones.
+
+    Attributes:
+        missing: returns the first missing file that containers need with that runc.
+        allowed: returns the policy of the GPU runtime; None if tasks get no GPU.
+        tasks: returns how the GPU runtime knows a task's container.
+        inspector: provides what makes containers on these GPUs and looks into them.
+        allocation: makes the checks in which the GPU runtime chooses the GPUs.
+        alone: reserves GPUs (gpu_selftest.gpu_reservation).
+    """
+
+    missing: collections.abc.Callable[[str], str] = containers.missing
+    allowed: collections.abc.Callable[[], Policy | None] = policy.allowed
+    tasks: collections.abc.Callable[[], TaskFolders] = policy.task_folders
+    inspector: collections.abc.Callable[
+        [Settings, tuple[Gpu, ...], TaskFolders], contextlib.AbstractContextManager[Inspector]
+    ] = _inspector
+    allocation: collections.abc.Callable[[Inspector, Policy, list[str]], Allocation] = Allocation
+    alone: collections.abc.Callable[
+        [str, collections.abc.Iterable[str]], contextlib.AbstractContextManager[Obstacle | None]
+    ] = gpu_reservation.alone
+
+
+def run(
+    settings: Settings, gpus: tuple[Gpu, ...], progress: Progress, site: Site = Site()
+) -> list[Result]:
+    """Make all checks of isolation on these GPUs, which are all or some of those in `settings`."""
+    absent = site.missing(runcs.for_tasks(settings.runc))
+    why = f"{absent} is missing" if absent else ""
+    try:
+        allowed = site.allowed()
+        listed = {device.id for device in allowed.devices} if allowed else set[str]()
+        if unknown := listed - {device for gpu in settings.gpus for device in gpu.devices}:
+            why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is missing"
+        if allowed and not why:
+            tasks = site.tasks()
+            with site.inspector(settings, gpus, tasks) as inspector:
+                without = doors.without(tasks)
+                return _Isolation(gpus, inspector, allowed, without, progress, site).results()
+    except (ContainerError, StarvedError, Refused) as error:
+        why = why or str(error)
+    why = why or f"{wrapper.POLICY} allows no GPU"
+    return [
+        check.result(Outcome.NOT_RUN, why, gpu=gpu)
+        for check in CHECKS
+        for gpu in ([one.uuid for one in gpus] if check.each_gpu else [""])
+    ]
+
+
 _Make = collections.abc.Callable[[], Result]
 
 
@@ -90,14 +126,16 @@ class _Isolation:
         gpus: tuple[Gpu, ...],
         inspector: Inspector,
         allowed: Policy,
-        tasks: TaskFolders,
+        without: collections.abc.Mapping[str, Step],
         progress: Progress,
+        site: Site,
     ) -> None:
         self._gpus = gpus
         self._inspector = inspector
         self._allowed = allowed
-        self._without = doors.without(tasks)
+        self._without = without
         self._progress = progress
+        self._site = site
         # GPUs that passed the check lease. A check that needs any GPU takes one of them and locks
         # it in _turns.
         self._proven: list[Gpu] = []
@@ -127,7 +165,7 @@ class _Isolation:
         # One at a time: the GPU runtime chooses, and is timed.
         self._progress("Isolation: two tasks at once, and a killed one")
         proven = [device for gpu in self._proven for device in gpu.devices]
-        allocation = Allocation(self._inspector, self._allowed, proven)
+        allocation = self._site.allocation(self._inspector, self._allowed, proven)
         for check, make in (
             (doors.DISJOINT, allocation.disjoint),
             (doors.RECLAIM, allocation.reclaim),
@@ -171,7 +209,7 @@ class _Isolation:
         faults: list[str] = []
         for place, device in enumerate(gpu.devices):
             name = f"lease-{gpu.index}-{place}"
-            with reserve.alone(self._inspector.id(name), [device]) as why:
+            with self._site.alone(self._inspector.id(name), [device]) as why:
                 if why:
                     self._taken = why
                     return check.not_run(why, gpu.uuid)
@@ -258,7 +296,7 @@ class _Isolation:
         obstacle = Obstacle(self._broken) if self._broken else self._taken
         # GPUs that no other check uses now come first, so that two checks rarely wait.
         for gpu in sorted(self._proven, key=lambda one: self._turns[one.uuid].locked()):
-            taken = reserve.alone(self._inspector.id(name), gpu.devices[:1])
+            taken = self._site.alone(self._inspector.id(name), gpu.devices[:1])
             with self._turns[gpu.uuid], taken as why:
                 if not why:
                     yield gpu

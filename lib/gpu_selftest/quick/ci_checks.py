@@ -28,7 +28,7 @@ CHECK: typing.Final = Check(
 
 _VERSION: typing.Final = 1
 # In seconds. It takes less than one. A test at boot ends after 22 (gpu_selftest.watchdog).
-_SECONDS: typing.Final = 18.0
+SECONDS: typing.Final = 18.0
 # In characters; an answer has some thousands.
 _LONGEST: typing.Final = 1 << 18
 _MOST_COPIES: typing.Final = 10
@@ -55,13 +55,18 @@ class Answer(typing.NamedTuple):
     copies: int = 1
 
 
-def ask(settings: Settings) -> Answer:
-    """Run the program, if there is one. Without a good answer, the only result says why."""
+def ask(settings: Settings, seconds: float = SECONDS) -> Answer:
+    """Run the program, if there is one. Without a good answer, the only result says why.
+
+    Args:
+        settings: they have the program.
+        seconds: the limit for its answer.
+    """
     if not settings.checks:
         return Answer()
     command = [sys.executable, "-B", *settings.checks]
     try:
-        done = process.run(command, timeout=_SECONDS, env={"PYTHONPATH": _PATH}, told=False)
+        done = process.run(command, timeout=seconds, env={"PYTHONPATH": _PATH}, told=False)
         return read(done.stdout)
     except (process.CommandError, AnswerError) as error:
         return Answer((CHECK.result(Outcome.NOT_RUN, str(error)),))

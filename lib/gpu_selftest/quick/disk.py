@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Check the free disk space where jobs work and where the self-test writes."""
 
+import collections.abc
 import os
 import pathlib
 import typing
@@ -28,15 +29,19 @@ _FULL: typing.Final = 1.0
 _SCARCE: typing.Final = 50.0
 
 
-def run(settings: Settings, root: pathlib.Path, copies: int) -> Result:
+Statvfs = collections.abc.Callable[[pathlib.Path], os.statvfs_result]
+
+
+def run(settings: Settings, root: pathlib.Path, copies: int, statvfs: Statvfs) -> Result:
     """Check the space of the folders that need it for jobs, and of the self-test's own.
 
     Args:
         settings: names these folders.
         root: where the machine's files are.
         copies: how often the CI system keeps an image on the disk.
+        statvfs: tells the space of a file system.
     """
-    free = {path: _free(root, path) for path in (*settings.disks, str(results.HOME))}
+    free = {path: _free(root, path, statvfs) for path in (*settings.disks, str(results.HOME))}
     path = min(free, key=lambda path: free[path])
     room, full, scarce = free[path], _FULL * copies, _SCARCE * copies
     threshold = f"at least {full:g} GB, better {scarce:g} GB"
@@ -52,11 +57,11 @@ def run(settings: Settings, root: pathlib.Path, copies: int) -> Result:
     return CHECK.told(Said(outcome, text, round(room, 1), remedy, threshold, cause))
 
 
-def _free(root: pathlib.Path, path: str) -> float:
+def _free(root: pathlib.Path, path: str, statvfs: Statvfs) -> float:
     """Return the free space of a path's file system in GB; 0 if it has no free inode."""
     place = root / path.lstrip("/")
     while not place.exists():
         place = place.parent
-    found = os.statvfs(place)
+    found = statvfs(place)
     out_of_inodes = found.f_files > 0 and found.f_favail == 0
     return 0.0 if out_of_inodes else found.f_bavail * found.f_frsize / _GB

@@ -2,7 +2,9 @@
 # See LICENSE file for licensing details.
 """Check the machine: earlier GPUs, driver, toolkit, files, size, disk, and the CI system."""
 
+import collections.abc
 import dataclasses
+import os
 import pathlib
 import re
 import typing
@@ -15,6 +17,7 @@ from gpu_agent.diagnosis import toolkit_versions as toolkit_policy
 from gpu_agent.diagnosis.facts import Facts, Options, pass_in
 from gpu_agent.gpu.kernel import sysfs as kernel
 from gpu_agent.gpu.vendors import detect, registry
+from gpu_agent.gpu.vendors.vendor import Vendor
 from gpu_agent.model import errors, versions
 from gpu_agent.model.host import Driver, Machine
 from gpu_agent.model.inventory import Gpu, Inventory, State
@@ -100,6 +103,11 @@ class Look:
     driver: Driver = Driver()
 
     @property
+    def known_path(self) -> pathlib.Path:
+        """The file of the known GPUs."""
+        return self.root / str(known.PATH).lstrip("/")
+
+    @property
     def lost(self) -> tuple[Known, ...]:
         """GPUs that were here and are missing."""
         return tuple(gpu for gpu in self.known if self._is_lost(gpu))
@@ -132,22 +140,39 @@ class Look:
         return gone and any(gpu.allowed for gpu in self.lost)
 
 
-def look(settings: Settings) -> Look:
-    """Return the state of the machine. NVML may take long, or hang with its driver."""
-    seen = Look(detect.detect(settings.vendor), Machine(facts.architecture()))
+def look(
+    settings: Settings,
+    root: pathlib.Path = pathlib.Path("/"),
+    *,
+    inventory: collections.abc.Callable[[str], Inventory] = detect.detect,
+    machine: collections.abc.Callable[[], Machine] = facts.machine,
+    vendor: collections.abc.Callable[[str], Vendor] = registry.find,
+) -> Look:
+    """Return the state of the machine. NVML may take long, or hang with its driver.
+
+    Args:
+        settings: those of the self-test.
+        root: the root of the machine's files.
+        inventory: returns the GPUs of the vendor in the settings.
+        machine: returns the other software.
+        vendor: returns the vendor of that name.
+    """
+    seen = Look(inventory(settings.vendor), Machine(facts.architecture()), root=root)
     try:
-        seen = dataclasses.replace(seen, machine=facts.machine())
-        driver = registry.find(seen.inventory.vendor).driver()
+        seen = dataclasses.replace(seen, machine=machine())
+        driver = vendor(seen.inventory.vendor).driver()
         seen = dataclasses.replace(seen, driver=driver)
     except (errors.UnknownError, packages.PackageError) as error:
         seen = dataclasses.replace(seen, unknown=str(error))
     try:
-        return dataclasses.replace(seen, known=known.read())
+        return dataclasses.replace(seen, known=known.read(seen.known_path))
     except known.KnownError as error:
         return dataclasses.replace(seen, damage=str(error))
 
 
-def run(settings: Settings, look: Look, answer: Answer) -> list[Result]:
+def run(
+    settings: Settings, look: Look, answer: Answer, statvfs: disk.Statvfs = os.statvfs
+) -> list[Result]:
     """Make the checks of the machine. GPUs that are new are known from now on.
 
     If a check can't run because another one failed, its text names that one: `driver failed`.
@@ -156,6 +181,7 @@ def run(settings: Settings, look: Look, answer: Answer) -> list[Result]:
         settings: those of the self-test.
         look: the state of the machine.
         answer: what the CI system's own checks found.
+        statvfs: tells the space of a file system.
     """
     found = [*_inventory(settings, look), _driver(settings, look)]
     usable = look.inventory.state is State.READY
@@ -177,7 +203,7 @@ def run(settings: Settings, look: Look, answer: Answer) -> list[Result]:
         why = "inventory failed" if usable else not_run
         found.append(device_nodes.CHECK.result(Outcome.NOT_RUN, why))
     found += host_size.run(settings, look.root)
-    room = disk.run(settings, look.root, answer.copies)
+    room = disk.run(settings, look.root, answer.copies, statvfs)
     is_full = room.outcome is Outcome.FAILED
     found += [_named_by_disk(result) if is_full else result for result in answer.results]
     found.append(room)
@@ -201,7 +227,7 @@ def _learn(settings: Settings, look: Look) -> None:
     """
     if look.damage:
         return
-    path = look.root / str(known.PATH).lstrip("/")
+    path = look.known_path
     indexes = {gpu.uuid: gpu.index for gpu in settings.gpus}
     here = {
         gpu.uuid: Known(

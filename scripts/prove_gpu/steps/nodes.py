@@ -64,7 +64,7 @@ def nodes(proof: Proof) -> None:
     others = {one for one, path in there.items() if path.startswith("/dev/nvidia")}
     unknown = {one for one in others if not seen.has(one)}
     proof.equal("nodes of NVIDIA that the runtime takes for no GPU's", set(), unknown)
-    watched = {tuple(Nodes.of(device)) for device in policy.devices if device.watched}
+    watched = {tuple(seen.of(device)) for device in policy.devices if device.watched}
     whole = [gpu for gpu in found.gpus if not gpu.mig_enabled]
     proof.equal("nodes of one GPU alone", {((_NVIDIA, gpu.minor),) for gpu in whole}, watched)
     _render_nodes(proof, found.gpus, seen, there)

@@ -4,6 +4,7 @@
 
 import collections.abc
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -17,11 +18,14 @@ from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.nvidia import xid
 from gpu_agent.model.inventory import Inventory
 from gpu_selftest.check import Check, Outcome, Result
-from gpu_selftest.compute import answers, baseline, environment, level
+from gpu_selftest.compute import answers, level
+from gpu_selftest.compute.baseline import Baseline
 from gpu_selftest.compute.environment import Environment
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.compute.measurements import Findings, Target
 from gpu_selftest.quick import ci_checks, gpu_checks, host_checks
 from gpu_selftest.settings import Settings
+from gpu_selftest.starvation_clock import Pulse
 from machine import process
 from prove_gpu import rig
 from prove_gpu.proof import NotRunError, Proof
@@ -96,15 +100,14 @@ def compute(proof: Proof) -> None:
         proof.figure({"torch": "PyTorch", "cuda": "built for CUDA"}[name], str(about[name]))
     ends = float(os.environ["PROVE_STEP_ENDS"])
     settings = Settings(unit="prove/0", vendor="nvidia", gpus=found.gpus)
-    findings = Findings("cuda", settings.unit)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
         folder = pathlib.Path(name)
         # No file of a worker is read or written.
-        environment.ROOT = folder  # type: ignore[misc]
-        baseline.PATH = folder / "good.json"  # type: ignore[misc]
+        equipment = Equipment(home=folder, clock=functools.partial(Pulse, home=folder))
+        findings = Findings("cuda", settings.unit, Baseline(folder))
         made = Environment(folder / "python", f"torch-{about['torch']}")
         _wrap(python, pathlib.Path(made.python))
-        site = level._Site(settings, made, "cuda", made.key, print)
+        site = level._Site(settings, made, "cuda", made.key, print, equipment)
         targets = [Target(gpu, uuid) for gpu in found.gpus for uuid in gpu.devices]
         longest = 0.0
         for target in targets:

@@ -9,10 +9,12 @@ changes only its own subject.
 import collections.abc
 import typing
 
-from ci.concourse import key_rotation as rotation
-from ci.concourse.backup import backup as backups
+from ci.concourse.backup.backup import BackupError
+from ci.concourse.key_rotation import KeyRotation, RotationError
+from ci.concourse.outside import Outside
 from ci.concourse.plan import messages
-from ci.concourse.web import local_postgresql, web
+from ci.concourse.web import web
+from ci.concourse.web.local_postgresql import DATABASE
 from lifecycle.action_call import Action, ActionError, Call, Results
 from relations.peers import WebKeys
 
@@ -30,13 +32,15 @@ class Actions:
         by_name: each action by its name in actions.yaml.
     """
 
-    def __init__(self, web_keys: WebKeys) -> None:
+    def __init__(self, web_keys: WebKeys, rotation: KeyRotation, outside: Outside) -> None:
         """Begin with nothing.
 
         Args:
             web_keys: the keys of web, shared by all units of the application.
+            rotation: rotates the keys of worker and TSA.
+            outside: what of Concourse is on the machine.
         """
-        self._web_keys = web_keys
+        self._web_keys, self._rotation, self._outside = web_keys, rotation, outside
         self.by_name: collections.abc.Mapping[str, Action] = {
             one.__name__.replace("_", "-"): one
             for one in (
@@ -52,7 +56,7 @@ class Actions:
         Raises:
             ActionError: this unit runs no web, or the password is lost.
         """
-        url, (secrets, lost) = web.url(), self._web_keys.read()
+        url, (secrets, lost) = self._outside.looks.url(), self._web_keys.read()
         if lost:
             raise ActionError(messages.text("web-keys-lost", application=call.application))
         if url is None or secrets is None:
@@ -85,8 +89,8 @@ class Actions:
             ActionError: this unit does not manage the key.
         """
         try:
-            return rotation.begin_worker_key(self._web_keys.model)
-        except rotation.RotationError as error:
+            return self._rotation.begin_worker_key()
+        except RotationError as error:
             raise ActionError(str(error)) from error
 
     def rotate_tsa_key(self, call: Call) -> Results:
@@ -96,8 +100,8 @@ class Actions:
             ActionError: this unit is not the leader, or has no keys of web.
         """
         try:
-            return rotation.begin_host_key(self._web_keys, force=call.params["force"])
-        except rotation.RotationError as error:
+            return self._rotation.begin_host_key(force=call.params["force"])
+        except RotationError as error:
             raise ActionError(str(error)) from error
 
     def backup(self, call: Call) -> Results:
@@ -107,8 +111,9 @@ class Actions:
             ActionError: the backup failed, and no file is left.
         """
         try:
-            return backups.backup(call.unit, call.params.get("path", ""), self._web_keys, call.log)
-        except backups.BackupError as error:
+            path = call.params.get("path", "")
+            return self._outside.backups.backup(call.unit, path, self._web_keys, call.log)
+        except BackupError as error:
             raise ActionError(str(error)) from error
 
     def restore(self, call: Call) -> Results:
@@ -119,8 +124,10 @@ class Actions:
         """
         path, confirm = call.params["path"], call.params["confirm"]
         try:
-            return backups.restore(call.unit, path, confirm, self._web_keys, call.log)
-        except backups.BackupError as error:
+            return self._outside.backups.restore(
+                call.unit, path, confirm, self._web_keys, call.log
+            )
+        except BackupError as error:
             raise ActionError(str(error)) from error
 
     def remove_local_database(self, call: Call) -> Results:
@@ -129,18 +136,19 @@ class Actions:
         Raises:
             ActionError: `confirm` does not name it, it does not exist, or it is in use.
         """
-        kept, confirm = local_postgresql.kept(), call.params["confirm"]
+        database, confirm = self._outside.database, call.params["confirm"]
+        kept = database.kept()
         if not kept:
             raise ActionError("This machine has no database of web: nothing was removed")
-        aside = local_postgresql.aside()
+        aside = database.aside()
         if confirm in aside:
-            local_postgresql.remove_aside(confirm)
+            database.remove_aside(confirm)
             return {"was": f"database {confirm}", "state": "removed"}
-        if confirm != local_postgresql.DATABASE:
+        if confirm != DATABASE:
             raise ActionError(
                 f"confirm '{confirm}' does not name a database on this machine; it has "
                 f"{', '.join((kept, *aside))}. Nothing was removed. "
-                f"confirm={local_postgresql.DATABASE} deletes it with all pipelines and builds"
+                f"confirm={DATABASE} deletes it with all pipelines and builds"
             )
         if web.uses_local_database():
             raise ActionError(
@@ -152,5 +160,5 @@ class Actions:
                 "The data that restore kept aside would be removed with the database "
                 f"{kept}: first remove {', '.join(aside)} with confirm=<name>. Nothing was removed"
             )
-        local_postgresql.remove()
+        self._outside.effects.remove["database"]()
         return {"was": f"database {kept}", "state": "removed"}

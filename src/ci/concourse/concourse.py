@@ -4,27 +4,26 @@
 
 import collections.abc
 import dataclasses
+import typing
 
-from ci.concourse import agent_view, former_owner, key_rotation, observe, release
+from ci.concourse import agent_view, former_owner, observe
 from ci.concourse.actions import CHANGING, Actions
-from ci.concourse.api import worker_view
-from ci.concourse.effects import Effects
+from ci.concourse.key_rotation import KeyRotation
 from ci.concourse.options.table import OPTIONS
+from ci.concourse.outside import Outside
 from ci.concourse.plan import plan as concourse
 from ci.concourse.plan import status
 from ci.concourse.plan.model import WebPlan, WorkerPlan, found, noted, planned
 from ci.concourse.upgrade import upgrade
 from ci.concourse.upstream import TSA_PORT, WEB_REQUEST_TIMEOUT
-from ci.concourse.web import local_postgresql, tls, web
-from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import worker
-from ci.concourse.worker.drainable import Worker
 from ci.system import Place, Remains, Remove, Say, Step
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
-from lifecycle import part_runner, unit_record
+from lifecycle import part_runner
 from lifecycle.action_call import Action
-from lifecycle.drain import Drainable, Drainer
+from lifecycle.drain import Drainer
+from lifecycle.records import Records
 from options.part import Part
 from options.table import Options
 from plan import gpus, plan
@@ -38,6 +37,8 @@ from plan.unit_id import UnitId
 from relations import exchange, juju, peers, postgresql, tls_certificates, tsa
 from relations.worker_view import Seen, Sight, digest
 
+_HERE: typing.Final = Outside()
+
 
 class Concourse:
     """Concourse on this unit, during one hook."""
@@ -45,19 +46,25 @@ class Concourse:
     name: str = OPTIONS.name
     changing: frozenset[str] = CHANGING
 
-    def __init__(self, charm: juju.Charm, say: Say, effects: Effects | None = None) -> None:
+    def __init__(
+        self, charm: juju.Charm, say: Say, records: Records, outside: Outside = _HERE
+    ) -> None:
         """Begin with nothing.
 
         Args:
             charm: this unit's.
             say: reports a step that takes long.
-            effects: the calls that change the machine.
+            records: what the unit keeps on its machine.
+            outside: what of Concourse is on the machine.
         """
-        self._model, self._say, self._do = charm.model, say, effects or Effects()
-        self._web_keys = peers.WebKeys(charm, web.new_secrets)
-        self.worker: Drainable = Worker()
-        self._drainer = Drainer(self.worker)
-        self.actions: collections.abc.Mapping[str, Action] = Actions(self._web_keys).by_name
+        self._outside = outside
+        self._model, self._say, self._records = charm.model, say, records
+        self._do, self._looks, self._keys = outside.effects, outside.looks, outside.keys
+        self._web_keys = peers.WebKeys(charm, self._do.new_secrets)
+        self._rotation = KeyRotation(self._web_keys, self._keys, self._looks)
+        self.drainer = Drainer(outside.worker, records)
+        actions = Actions(self._web_keys, self._rotation, outside)
+        self.actions: collections.abc.Mapping[str, Action] = actions.by_name
         self.steps: collections.abc.Mapping[Place, tuple[Step, ...]] = {
             Place.KEYS: (self._have_worker_key, self._have_web_keys),
             Place.RELEASE: (self._have_release,),
@@ -78,7 +85,7 @@ class Concourse:
     def revoke(self) -> None:
         """Let this machine's web, if any, accept the workers that are there and no others."""
         known, _ = tsa.read_worker_keys(self._model)
-        web.authorize((*known, *worker_keys.every()))
+        self._do.authorize((*known, *self._keys.every()))
 
     def observe(self, options: Options) -> object:
         """Return what there is of Concourse.
@@ -86,7 +93,7 @@ class Concourse:
         Raises:
             gpu_agent.model.errors.UnknownError: the machine's addresses cannot be read now.
         """
-        return observe.at_unit(self._model, self._web_keys, options)
+        return observe.at_unit(self._model, self._web_keys, options, self._outside)
 
     def agent(self, options: Options) -> AgentView:
         """Return what the agent needs to know of Concourse."""
@@ -108,28 +115,30 @@ class Concourse:
 
     def status(self, state: UnitState, wanted: Plan, *, rests: bool) -> CiStatus:
         """Return what Concourse adds to the unit's status."""
-        return status.make(state, wanted, observe.at_services(), rests=rests)
+        return status.make(state, wanted, observe.at_services(self._outside), rests=rests)
 
     def metrics_port(self) -> int:
         """Return the port of web's metrics on 127.0.0.1; 0: none."""
-        return web.metrics_port() or 0
+        return self._looks.metrics_port() or 0
 
     def departed(self, endpoint: str) -> bool:
         """Note that this unit leaves a relation; return whether its worker retires."""
         # If a web goes, its workers stay: another web may serve them.
         if endpoint in tsa.WEB_ENDPOINTS:
-            unit_record.note_served(())
+            self._records.unit.note_served(())
         # If the unit alone goes, web takes this worker's key until the -broken that follows.
         return endpoint in tsa.WORKER_ENDPOINTS
 
     def left_behind(self, state: UnitState) -> tuple[Line, ...]:
         """Return notes about the databases that are kept on a unit that has another CI system."""
-        names = filter(None, (local_postgresql.kept(), *local_postgresql.aside()))
+        database = self._outside.database
+        names = filter(None, (database.kept(), *database.aside()))
         return tuple(status.database_kept(state, name) for name in names)
 
     def is_here(self) -> bool:
         """Whether anything of Concourse is on this machine, except for a database."""
-        return bool(worker.name()) or web.is_set_up() or release.installed() is not None
+        looks, installed = self._looks, self._outside.releases.installed()
+        return bool(looks.worker_name()) or looks.web_is_set_up() or installed is not None
 
     def former(self, unit: UnitId, mode: str, *, new: bool) -> UnitId | None:
         """Return the unit that has left Concourse on a machine without a record of its owner."""
@@ -163,7 +172,7 @@ class Concourse:
         if state.leaving or Part.WORKER in state.frozen:
             return state
         _, state = part_runner.make(state, Part.WORKER, self._do.forward)
-        key = key_rotation.ensure_key(self._model, state)
+        key = self._rotation.ensure_key(state)
         return state if key in found(state).web.worker_keys else self._look_at_web(state)
 
     def _have_web_keys(self, state: UnitState, _wanted: Plan) -> UnitState:
@@ -171,18 +180,21 @@ class Concourse:
         if not state.options.has_web or state.leaving:
             return state
         postgresql.request(self._model)
-        tls_certificates.request(self._model, tls.request, concourse.names(state))
+        request, names = self._outside.signing.request, concourse.names(state)
+        tls_certificates.request(self._model, request, names)
         # Keys made just now are ones that web has to know.
         return self._look_at_web(state) if self._web_keys.make() else state
 
     def _look_at_web(self, state: UnitState) -> UnitState:
         if not state.options.has_web or state.leaving:
             return state
-        return noted(state, web=observe.at_web(self._model, self._web_keys))
+        return noted(state, web=observe.at_web(self._model, self._web_keys, self._outside))
 
     def _have_release(self, state: UnitState, wanted: Plan) -> UnitState:
         if release_plan := planned(wanted).release:
-            state = upgrade.ensure(state, self._drainer, release_plan, self._say)
+            state = upgrade.ensure(
+                state, self.drainer, self._outside.releases, release_plan, self._say
+            )
             self._model.unit.set_workload_version(found(state).installed)
         return state
 
@@ -201,9 +213,9 @@ class Concourse:
         """
         own, said = planned(wanted).worker, gpus.change(state, wanted.choice)
         left = {gpu.uuid for gpu in wanted.choice.gpus}
-        fewer = bool(left) and left < {*state.handed_out} and not self._drainer.keeps_down()
+        fewer = bool(left) and left < {*state.handed_out} and not self.drainer.keeps_down()
         # If all were gone, each GPU that is here now is new.
-        if fewer and isinstance(own, WorkerPlan) and not worker.has_tag(NO_GPU_USABLE):
+        if fewer and isinstance(own, WorkerPlan) and not self._looks.has_tag(NO_GPU_USABLE):
 
             def say(line: str) -> None:
                 self._say(f"{said}; {line}")
@@ -227,7 +239,7 @@ class Concourse:
             self._do.remove["web"]()
             self._model.unit.set_ports()
             tsa.withdraw_web(self._model)
-        if isinstance(own.worker, WorkerPlan) and not self._drainer.keeps_down():
+        if isinstance(own.worker, WorkerPlan) and not self.drainer.keeps_down():
             _, state = part_runner.make(
                 state, Part.WORKER, self._do.apply_worker, own.worker, self._say
             )
@@ -238,11 +250,13 @@ class Concourse:
 
     def _leave_failed_release(self, state: UnitState, wanted: Plan) -> UnitState:
         """Roll back to the previous release if web or worker do not run on the new one."""
-        after = upgrade.roll_back_if_failed(state, self._drainer, wanted, self._say)
+        releases = self._outside.releases
+        after = upgrade.roll_back_if_failed(state, self.drainer, releases, wanted, self._say)
         return state if after is state else self._run_services(after, plan.make(after, self))
 
     def _publish(self, state: UnitState, wanted: Plan) -> UnitState:
-        keys = key_rotation.tell(self._model, self._web_keys, state, wanted)
+        rests = self._records.drain.rests()
+        keys = self._rotation.tell(state, wanted, rests=rests)
         return noted(state, rotation=keys, seen=self._seen(state, wanted))
 
     def _seen(self, state: UnitState, wanted: Plan) -> Seen:
@@ -258,14 +272,16 @@ class Concourse:
         if isinstance(plans.worker, WorkerPlan):
             own, tags = plans.worker.name, digest(plans.worker.tags)
         sights = dict[str, Sight]()
-        if isinstance(plans.web, WebPlan) and Part.WEB not in state.frozen and web.healthy():
+        has_web = isinstance(plans.web, WebPlan) and Part.WEB not in state.frozen
+        if has_web and self._looks.web_runs():
             sights = self._look_at_workers({own: tags} if own else {})
         elif plans.web is None:
-            unit_record.note_served(())
+            self._records.unit.note_served(())
         seen = (sights[own],) if own in sights else found(state).tsa.sights if own else ()
         compared = Seen(seen, tags)
         # One that is paused, or does not answer, is seen so for that.
-        since = worker_view.wrong_for(wrong=compared.wrong is not None and worker.healthy())
+        wrong = compared.wrong is not None and self._looks.worker_runs()
+        since = self._looks.wrong_for(wrong=wrong)
         return dataclasses.replace(compared, since=since)
 
     def _look_at_workers(self, own: dict[str, str]) -> dict[str, Sight]:
@@ -279,14 +295,14 @@ class Concourse:
         """
         kin = [(relation, exchange.kin(relation)) for relation in tsa.to_workers(self._model)]
         wanted = {**{one.name: one.tags for _, those in kin for one in those}, **own}
-        sights = worker_view.look(wanted) if wanted else {}
+        sights = self._looks.sights(wanted) if wanted else {}
         if sights is None:
             return {}
         # What signed off is off web's list. One that could not is, such as of a machine that is
         # gone.
-        gone = unit_record.served() - {*wanted}
-        left = worker_view.prune(gone) if gone else frozenset[str]()
-        unit_record.note_served({*(one.name for _, those in kin for one in those), *left})
+        gone = self._records.unit.served() - {*wanted}
+        left = self._do.prune(gone) if gone else frozenset[str]()
+        self._records.unit.note_served({*(one.name for _, those in kin for one in those), *left})
         for relation, those in kin:
             if those:
                 told = {one.name: sights[one.name] for one in those}

@@ -4,14 +4,12 @@
 
 import typing
 
-from ci.concourse import release, service
+from ci.concourse import release
+from ci.concourse.looks import Looks
+from ci.concourse.outside import Outside
 from ci.concourse.plan.model import ConcourseState, IdleRelation, Rivals
 from ci.concourse.plan.status import Running
-from ci.concourse.web import health, local_postgresql, tls, web
-from ci.concourse.worker import keys as worker_keys
-from ci.concourse.worker import rivals, worker
-from gpu_agent.runtime import task_mounts
-from host import network
+from ci.concourse.web import health, web
 from options.table import Options
 from plan.network import Network
 from relations import juju, peers, postgresql, tls_certificates, tsa
@@ -20,41 +18,51 @@ from relations.model import Web
 TARBALL: typing.Final = "concourse"
 
 
-def at_unit(model: juju.Model, web_keys: peers.WebKeys, options: Options) -> ConcourseState:
+def at_unit(
+    model: juju.Model, web_keys: peers.WebKeys, options: Options, outside: Outside
+) -> ConcourseState:
     """Return what there is of Concourse on this unit.
+
+    Args:
+        model: Juju's, as this hook sees it.
+        web_keys: the keys that all webs share.
+        options: the unit's.
+        outside: what of Concourse is on the machine.
 
     Raises:
         gpu_agent.model.errors.UnknownError: the machine's addresses cannot be read now.
     """
-    installed = release.installed()
+    looks, installed = outside.looks, outside.releases.installed()
+    own = looks.worker_name() or f"{model.name}-{model.unit.name.replace('/', '-')}"
     return ConcourseState(
-        worker_name=worker.name() or f"{model.name}-{model.unit.name.replace('/', '-')}",
-        rivals=rivals.look() if options.has_worker else Rivals(),
-        network=at_network(model) if options.has_web else Network(),
+        worker_name=own,
+        rivals=looks.rivals() if options.has_worker else Rivals(),
+        network=at_network(model, looks) if options.has_web else Network(),
         tsa=tsa.read_webs(model),
-        web=at_web(model, web_keys) if options.has_web else Web(),
+        web=at_web(model, web_keys, outside) if options.has_web else Web(),
         tarball=juju.resource(model, TARBALL, release.is_from),
         installed=installed.version if installed else "",
-        local_database=local_postgresql.kept(),
+        local_database=outside.database.kept(),
         idle_relations=idle_relations(model, options),
     )
 
 
-def at_network(model: juju.Model) -> Network:
+def at_network(model: juju.Model, looks: Looks) -> Network:
     """Return the addresses at which others could reach this unit's web.
 
     Raises:
         gpu_agent.model.errors.UnknownError: the machine's addresses cannot be read now.
     """
-    return tsa.network(model, network.interfaces(), web.peer_address())
+    return tsa.network(model, looks.interfaces(), looks.peer_address())
 
 
-def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
+def at_web(model: juju.Model, web_keys: peers.WebKeys, outside: Outside) -> Web:
     """Return Juju's data about this unit's web: database, secrets and workers' keys."""
     offer = postgresql.read(model)
     shared, lost = web_keys.read()
     certified = tls_certificates.is_related(model)
-    signed = tls_certificates.read(model, tls.pending())
+    signing = outside.signing
+    signed = tls_certificates.read(model, signing.pending())
     keys, refused = tsa.read_worker_keys(model)
     return Web(
         database_related=offer.related,
@@ -65,28 +73,29 @@ def at_web(model: juju.Model, web_keys: peers.WebKeys) -> Web:
         secrets_lost=lost,
         tsa_public_key=web.public_key(shared) if shared else "",
         certificates_related=certified,
-        certificate=tls.certificate(signed.chain) if certified else None,
+        certificate=signing.certificate(signed.chain) if certified else None,
         certificate_refused=signed.refused,
         certificate_revoked=signed.revoked,
         tsa_next_public_key=web.next_public_key(shared) if shared else "",
-        worker_keys=(*keys, *worker_keys.every()),
+        worker_keys=(*keys, *outside.keys.every()),
         refused=refused,
     )
 
 
-def at_services() -> Running:
+def at_services(outside: Outside) -> Running:
     """Return the current state of Concourse's services."""
+    looks = outside.looks
     return Running(
-        web=web.healthy(),
-        certificate=health.certificate_end(),
-        lost_database=health.lost_database(),
-        worker=worker.healthy(),
-        connected=worker.is_connected(),
-        copies=worker.copies_volumes(),
-        aside=local_postgresql.aside(),
-        folder=task_mounts.refused(),
-        failing=service.failing(),
-        taken=service.taken(),
+        web=looks.web_runs(),
+        certificate=health.certificate_end(outside.signing.shown),
+        lost_database=looks.lost_database(),
+        worker=looks.worker_runs(),
+        connected=looks.is_connected(),
+        copies=looks.copies_volumes(),
+        aside=outside.database.aside(),
+        folder=looks.folder(),
+        failing=looks.failing(),
+        taken=looks.taken(),
     )
 
 

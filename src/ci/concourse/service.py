@@ -30,10 +30,10 @@ _REVISION: typing.Final = "GPUCI_REVISION"
 _LONGEST: typing.Final = 1 << 20  # bytes of an answer; web's of a hundred workers has 20,000
 
 
-def ensure_keys_folder() -> bool:
+def ensure_keys_folder(folder: pathlib.Path = KEYS) -> bool:
     """Have the folder of the keys. The web's user, where there is one, must get at its own."""
     owner = USER if users.exists(USER) else None
-    return files.ensure_directory(KEYS, mode=0o700, owner=owner)
+    return files.ensure_directory(folder, mode=0o700, owner=owner)
 
 
 def remove_empty_folders() -> bool:

@@ -12,6 +12,7 @@ from gpu_runtime.lease_store import Store
 from gpu_runtime.refusal import Refused
 from gpu_selftest import results
 from gpu_selftest.check import Level, Progress
+from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
 from machine import polling as waiting
 
@@ -28,9 +29,13 @@ _POLL: typing.Final = 2.0
 _NAMED: typing.Final = 3
 
 
-def failed(kept: Settings) -> frozenset[str]:
-    """Return the GPUs that failed before the upgrade; the new driver is not to blame for them."""
-    last = results.read()
+def failed(kept: Settings, last: Report | None) -> frozenset[str]:
+    """Return the GPUs that failed before the upgrade; the new driver is not to blame for them.
+
+    Args:
+        kept: the settings of the self-test.
+        last: the report of the last self-test.
+    """
     found = {one.gpu for one in filter(results.condemns, last.results if last else ())}
     found |= {entry.uuid for entry in quarantine.read() if entry.by != quarantine.OPERATOR}
     # A failure of the worker as a whole concerns all.

@@ -67,7 +67,7 @@ def login(target, options):
 
 def execute(target, options):
     task = {"task": Path(options.config).read_text(), "tags": options.tag}
-    build = call(target, "POST", "builds", {**task, "privileged": options.privileged})["id"]
+    build = call(target, "POST", "builds", task)["id"]
     print(f"executing build {build} at {target['api']}/builds/{build}", flush=True)
     return follow(target, build)
 
@@ -86,14 +86,8 @@ def workers(target, options):
         print(f"{row['name']}  {row['platform']}  {tags}  {row['state']}  {row['version']}")
 
 
-def builds(target, options):
-    rows = call(target, "GET", "builds")
-    if options.json:
-        print(json.dumps(rows))
-        return
-    for row in rows:
-        name = f"{row['pipeline']}/{row['job']}" if row["job"] else "one-off"
-        print(f"{row['id']}  {name}/{row['name']}  {row['status']}")
+def builds(target, _options):
+    print(json.dumps(call(target, "GET", "builds")))
 
 
 def set_pipeline(target, options):
@@ -146,11 +140,10 @@ def parser():
     one = command(execute)
     one.add_argument("-c", "--config", required=True)
     one.add_argument("--tag", action="append", default=[])
-    one.add_argument("-p", "--privileged", action="store_true")
     command(watch).add_argument("-b", "--build", required=True)
     command(workers).add_argument("--json", action="store_true")
     listing = command(builds)
-    listing.add_argument("--json", action="store_true")
+    listing.add_argument("--json", action="store_true", required=True)
     # All of them are listed; fly itself stops at 50.
     listing.add_argument("-c", "--count", type=int)
     one = command(set_pipeline)

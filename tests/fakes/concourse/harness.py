@@ -164,7 +164,6 @@ class Concourse:
             "CONCOURSE_ADD_LOCAL_USER": "admin:ad:min",
             "CONCOURSE_MAIN_TEAM_LOCAL_USER": "admin",
             "CONCOURSE_PEER_ADDRESS": "127.0.0.1",
-            "CONCOURSE_GC_FAILED_GRACE_PERIOD": "1s",
         }
         self.worker_env = self._worker_settings()
         self.web = self.worker = None
@@ -188,11 +187,7 @@ class Concourse:
         }
 
     def _keys(self) -> None:
-        for name, kind in (
-            ("web_key", "PEM"),
-            ("worker_key", "PKCS8"),
-            ("openssh_key", "RFC4716"),
-        ):
+        for name, kind in (("web_key", "PEM"), ("worker_key", "PKCS8")):
             argv = ["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-m", kind]
             subprocess.run([*argv, "-f", self.folder / name], check=True, env=CLEAN_ENV)
         (self.folder / "authorized").write_text("# workers\n")
@@ -231,18 +226,13 @@ class Concourse:
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
 
-    def start_web(self, **env: str) -> None:
-        self.web = self.start({**self.web_env, **env}, "web")
+    def start_web(self) -> None:
+        self.web = self.start(self.web_env, "web")
         until("web", lambda: reachable(self.ports["web"]))
 
-    def start_worker(self, *tags: str, **env: str) -> None:
-        flags = [word for tag in tags for word in ("--tag", tag)]
+    def start_worker(self, **env: str) -> None:
         enter = ["nsenter", f"--target={self.namespaces}", "--mount", "--pid", "--"]
-        self.worker = self.start({**self.worker_env, **env}, "worker", *flags, prefix=enter)
-
-    def signal_worker(self, number: int) -> None:
-        """Signal the worker itself: nsenter, its parent, would not hand a signal on."""
-        os.kill(children(self.worker.pid)[0], number)
+        self.worker = self.start({**self.worker_env, **env}, "worker", prefix=enter)
 
     def fly(self, *argv: str) -> subprocess.CompletedProcess[str]:
         program = [str(self.folder / "fly"), "-t", "lab", *argv]
@@ -259,15 +249,11 @@ class Concourse:
     def workers(self) -> list[dict]:
         return json.loads(self.fly("workers", "--json").stdout)
 
-    def worker_is(self, state: str, *tags: str) -> None:
-        def same():
-            rows = [(row["state"], row["tags"]) for row in self.workers()]
-            return rows == [(state, list(tags))]
+    def worker_is(self, state: str) -> None:
+        until(f"worker {state}", lambda: [row["state"] for row in self.workers()] == [state])
 
-        until(f"worker {state} {tags}", same)
-
-    def task(self, script: str, *flags: str, **config) -> subprocess.CompletedProcess[str]:
-        return self.fly("execute", "-c", self.task_file(script, **config), *flags)
+    def task(self, script: str, **config) -> subprocess.CompletedProcess[str]:
+        return self.fly("execute", "-c", self.task_file(script, **config))
 
     def names_of_newest(self) -> list[str]:
         """What the charm's program learns of the newest container: its team, and so on."""
@@ -337,23 +323,3 @@ def remove_containers(namespaces: int, concourse: Concourse) -> None:
     for garden in Path("/sys/fs/cgroup").glob("**/garden"):
         with suppress(OSError):
             garden.rmdir()
-
-
-@contextmanager
-def running_task(concourse, script, begun="before\n"):
-    """``fly execute`` of a tagged script that waits for ``go`` in its root file system.
-
-    It is given once its output has a line that begins so.
-    """
-    go = concourse.rootfs / "go"
-    go.unlink(missing_ok=True)
-    waiting = f"echo before; until [ -e /go ]; do sleep 0.1; done; {script}"
-    config = concourse.task_file(waiting)
-    argv = [concourse.folder / "fly", "-t", "lab", "execute", "-c", config, "--tag", "gpu"]
-    env = {**CLEAN_ENV, "HOME": str(concourse.folder)}
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as fly:
-        assert fly.stdout is not None
-        until("first line", lambda: fly.stdout.readline().startswith(begun))
-        yield fly, go
-        if fly.poll() is None:
-            fly.kill()

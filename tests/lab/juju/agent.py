@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.lab.errors import CommandError, MachineError
-from tests.lab.juju import addresses, charmfile, events, params, played
+from tests.lab.juju import addresses, events, params, played
 from tests.lab.juju.commands import RUN_COMMANDS
 from tests.lab.juju.context import HookContext, ToolError
 from tests.lab.juju.server import TOOLS, HookServer
@@ -235,7 +235,7 @@ class Agent:
         argv = ["/usr/bin/env", "-C", self.charm_dir, *program]
         env = self._environment(event, context)
         try:
-            with self._server.serving(context, self):
+            with self._server.serving(context, self._before_command):
                 done = machine.run(
                     argv, env, timeout=HOOK_SECONDS, check=False, unit=self._hook_unit
                 )
@@ -252,14 +252,9 @@ class Agent:
         context.exit_status, context.said = done.returncode, (done.stdout, done.stderr)
         return done.returncode == 0 and not self._killed.is_set()
 
-    def before_command(self, context: HookContext) -> None:
+    def _before_command(self, context: HookContext) -> None:
         """Kill the hook at the command at which a test wants it."""
         if self.interruption and self.interruption.at_command == context.commands:
-            self.kill_hook()
-
-    def after_command(self, context: HookContext) -> None:
-        """juju-reboot --now does not return to the hook."""
-        if context.reboot == "now":
             self.kill_hook()
 
     def kill_hook(self) -> None:
@@ -329,7 +324,7 @@ class Agent:
                 env["JUJU_DEPARTING_UNIT"] = event["departing"]
         if event["secret"]:
             env["JUJU_SECRET_ID"] = f"secret:{event['secret']}"
-            env["JUJU_SECRET_LABEL"] = self._secret_label(event["secret"])
+            env["JUJU_SECRET_LABEL"] = ""
             if event["revision"]:
                 env["JUJU_SECRET_REVISION"] = str(event["revision"])
         if event["action"]:
@@ -337,12 +332,6 @@ class Agent:
             env["JUJU_ACTION_UUID"] = event["action"]
             env["JUJU_ACTION_TAG"] = f"action-{event['action']}"
         return env
-
-    def _secret_label(self, secret: str) -> str:
-        own = "SELECT label FROM secret WHERE id = ? AND owner IN (?, ?)"
-        read = "SELECT label FROM secret_consumer WHERE secret = ? AND unit = ?"
-        found = self._store.value(own, secret, self._app, self._unit)
-        return found or self._store.value(read, secret, self._unit) or ""
 
 
 def hook_name(store: Store, event: Row) -> str:
@@ -353,8 +342,3 @@ def hook_name(store: Store, event: Row) -> str:
         return str(event["kind"])
     end = events.own_end(store, event["relation"], events.app_of(event["unit"]))
     return f"{end['endpoint']}-{event['kind']}" if end else str(event["kind"])
-
-
-def charm_meta(path: pathlib.Path) -> str:
-    """The JSON that the model keeps of a charm."""
-    return json.dumps(dataclasses.asdict(charmfile.read(path)))

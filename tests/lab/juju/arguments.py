@@ -19,9 +19,9 @@ class Arguments:
     options: dict[str, str]
     rest: list[str]
 
-    def get(self, name: str, default: str = "") -> str:
-        """An option's value."""
-        return self.options.get(name, default)
+    def get(self, name: str) -> str:
+        """An option's value; empty if it was not given."""
+        return self.options.get(name, "")
 
     def flag(self, name: str) -> bool:
         """Whether a switch is on: --app, --app=true, --application=True."""
@@ -38,19 +38,16 @@ class Arguments:
         return self.rest[0]
 
 
-def parse(
-    arguments: list[str], valued: str = "", switches: str = "", most: int | None = None
-) -> Arguments:
+def parse(arguments: list[str], valued: str = "", switches: str = "") -> Arguments:
     """Split arguments.
 
     Args:
         arguments: without the command's name.
         valued: names of the options that take a value; `r:relation` is short for another one.
         switches: names of options without a value, or with one after `=`.
-        most: how many other arguments there may be; any number when None.
 
     Raises:
-        ArgumentError: an unknown option, one without its value, too many arguments.
+        ArgumentError: an unknown option.
     """
     aliases = dict(pair.split(":") for pair in valued.split() if ":" in pair)
     takes_value = {pair.rpartition(":")[2] for pair in valued.split()} | {"format"}
@@ -60,24 +57,18 @@ def parse(
     while left:
         item = left.pop(0)
         if item == "--":
-            rest += left
-            break
+            return Arguments(options, rest + left)
         if not item.startswith("-") or item == "-":
             rest.append(item)
             continue
         name, has_value, value = item.lstrip("-").partition("=")
         name = aliases.get(name, name)
         if name in takes_value:
-            if not has_value and not left:
-                raise ArgumentError(f"option needs an argument: --{name}")
             options[name] = value if has_value else left.pop(0)
         elif name in switches.split():
             options[name] = value if has_value else "true"
         else:
             raise ArgumentError(f"option provided but not defined: {item}")
-    if most is not None and rest[most:]:
-        quoted = " ".join(json.dumps(item) for item in rest[most:])
-        raise ArgumentError(f"unrecognized args: [{quoted}]")
     return Arguments(options, rest)
 
 

@@ -31,14 +31,12 @@ class ArgumentError(ToolError):
 
 @dataclasses.dataclass
 class SecretDraft:
-    """A secret that the hook made or changed. None: as it was."""
+    """A secret that the hook made, or gave a new revision."""
 
     owner: str
+    content: dict[str, str]
+    label: str = ""
     new: bool = False
-    label: str | None = None
-    description: str | None = None
-    rotate: str | None = None
-    content: dict[str, str] | None = None
 
 
 class HookContext:
@@ -69,7 +67,7 @@ class HookContext:
         self.id = f"{unit}-{event['kind']}-{secrets.token_hex(8)}"
         self.lock = threading.Lock()
         self.commands = 0
-        self.reboot = ""
+        self.reboot = False
         self.action_failure: str | None = None
         self.exit_status = 0
         self.said = ("", "")
@@ -81,7 +79,6 @@ class HookContext:
         self._bags: dict[tuple[int, str], dict[str, str]] = {}
         self._written: set[tuple[int, str]] = set()
         self._ports: set[str] | None = None
-        self._state: dict[str, str] | None = None
         if event["kind"] == "relation-joined":
             values = (event["relation"], unit, event["remote_unit"])
             store.do("INSERT OR IGNORE INTO seen VALUES (?, ?, ?)", *values)
@@ -137,14 +134,6 @@ class HookContext:
             self._ports = set(self.store.column(sql, self.unit))
         return self._ports
 
-    @property
-    def state(self) -> dict[str, str]:
-        """The unit's stored state (state-set), to be changed in place."""
-        if self._state is None:
-            sql = "SELECT key, value FROM unit_state WHERE unit = ?"
-            self._state = {row["key"]: row["value"] for row in self.store.rows(sql, self.unit)}
-        return self._state
-
     def commit(self) -> None:
         """Write all that the hook's success makes true, and tell those whom it concerns."""
         with self.store.transaction():
@@ -153,15 +142,9 @@ class HookContext:
             for relation, entity in sorted(self._written):
                 self._commit_bag(relation, entity)
             if self._ports is not None:
-                self._replace("port", [(self.unit, port) for port in sorted(self._ports)])
-            if self._state is not None:
-                self._replace("unit_state", [(self.unit, k, v) for k, v in self._state.items()])
-
-    def _replace(self, table: str, rows: list[tuple[str, ...]]) -> None:
-        self.store.do(f"DELETE FROM {table} WHERE unit = ?", self.unit)
-        for row in rows:
-            marks = ", ".join("?" * len(row))
-            self.store.do(f"INSERT INTO {table} VALUES ({marks})", *row)
+                self.store.do("DELETE FROM port WHERE unit = ?", self.unit)
+                for port in sorted(self._ports):
+                    self.store.do("INSERT INTO port VALUES (?, ?)", self.unit, port)
 
     def _commit_bag(self, relation: int, entity: str) -> None:
         bag = self._bags[relation, entity]
@@ -175,14 +158,9 @@ class HookContext:
     def _commit_secrets(self) -> None:
         for secret, draft in self.drafts.items():
             if draft.new:
-                sql = "INSERT INTO secret (id, owner, label, description) VALUES (?, ?, '', '')"
-                self.store.do(sql, secret, draft.owner)
-            for column in ("label", "description", "rotate"):
-                value = getattr(draft, column)
-                if value is not None:
-                    self.store.do(f"UPDATE secret SET {column} = ? WHERE id = ?", value, secret)
-            if draft.content is not None:
-                add_revision(self.store, secret, draft.content)
+                sql = "INSERT INTO secret VALUES (?, ?, ?)"
+                self.store.do(sql, secret, draft.owner, draft.label)
+            add_revision(self.store, secret, draft.content)
         for change in self.secret_changes:
             change()
 

@@ -124,6 +124,8 @@ class Controller:
 
     def _install_hooktool(self) -> None:
         tool = self.shared / "hooktool"
+        if not self.store.value("SELECT 1 FROM application WHERE played = ''"):
+            return
         if tool.exists() and tool.stat().st_mtime > HOOKTOOL.stat().st_mtime:
             return
         # By rename: it may be running at this moment.
@@ -237,8 +239,6 @@ class Controller:
         if event["kind"] == RUN_COMMANDS:
             self._finish_commands(event, context, succeeded)
             self.say(f"{unit}: {name} ({seconds})")
-        elif context.reboot == "now":
-            self._reboot_now(event)
         elif event["kind"] == "action":
             self._finish_action(event, context, succeeded)
         elif succeeded:
@@ -305,10 +305,6 @@ class Controller:
         except MachineError as error:
             self.agent(unit).log("ERROR", str(error))
         self._started(self.store.unit(unit)["machine"])
-
-    def _reboot_now(self, event: Row) -> None:
-        self._reboot(event["unit"])
-        self._set_state(event, "pending")
 
     def reboot(self, unit: str) -> None:
         """Reboot the unit's machine, as its operator might; then settle."""
@@ -401,5 +397,6 @@ class Controller:
 def _is_to_come(until: Callable[[], bool], deadline: float) -> bool:
     if until() or time.monotonic() > deadline:
         return False
-    time.sleep(0.2)
+    # After it all machines are asked for their addresses, which costs a program for each.
+    time.sleep(1)
     return True

@@ -8,16 +8,12 @@ that, here it comes in turn, or what is worse for a charm. All functions want to
 transaction of the store.
 """
 
-import time
-
 from tests.lab.juju.store import Row, Store
 
 # Not hooks, but the agent's own work before install, and after remove.
 PROVISION = "provision"
 TEARDOWN = "teardown"
 AFTER_INSTALL = ("relation-created", "leader-elected", "config-changed", "start")
-# How long a removed relation still counts as there. Juju: up to 70 s.
-LINGER_SECONDS = 3.0
 DETAILS = {
     "relation": None,
     "remote_app": "",
@@ -255,16 +251,13 @@ def left(store: Store, relation: int, unit: str) -> None:
 
 
 def forget_relation(store: Store, relation: int) -> None:
-    """Delete a dying relation without units; to the operator it lingers on."""
+    """Delete a dying relation without units."""
     life = store.value("SELECT life FROM relation WHERE id = ?", relation)
     busy = store.value("SELECT 1 FROM member WHERE relation = ?", relation) or store.value(
         "SELECT 1 FROM event WHERE relation = ?", relation
     )
     if life != "dying" or busy:
         return
-    names = sorted(f"{end['app']}:{end['endpoint']}" for end in ends(store, relation))
-    sql = "INSERT OR REPLACE INTO lingering VALUES (?, ?)"
-    store.do(sql, " ".join(names), time.time() + LINGER_SECONDS)
     for table in ("relation_end", "databag", "seen", "secret_grant"):
         store.do(f"DELETE FROM {table} WHERE relation = ?", relation)
     store.do("DELETE FROM relation WHERE id = ?", relation)
@@ -309,7 +302,7 @@ def elect(store: Store, app: str) -> None:
 def unit_gone(store: Store, unit: str) -> None:
     """The unit's machine is gone: delete what the model knew of it."""
     app = app_of(unit)
-    for table in ("port", "unit_state", "secret_consumer", "event", "action", "address"):
+    for table in ("port", "secret_consumer", "event", "action", "address"):
         store.do(f"DELETE FROM {table} WHERE unit = ?", unit)
     for relation in store.column("SELECT relation FROM member WHERE unit = ?", unit):
         left(store, relation, unit)

@@ -2,7 +2,6 @@
 # See LICENSE file for licensing details.
 """Relating applications, and taking relations away, as the operator does."""
 
-import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,7 +81,7 @@ class Integrations:
         """Relate two applications, by `app` or `app:endpoint` each; the relation's id.
 
         Raises:
-            WrongUse: they do not fit, fit in several ways, are related already, or one is full.
+            WrongUse: they do not fit, fit in several ways, or are related already.
         """
         matches = self._matches(one, two)
         if len(matches) != 1:
@@ -92,10 +91,7 @@ class Integrations:
         match = matches[0]
         if self._existing(match):
             raise WrongUse(f"cannot integrate {one} {two}: already exists")
-        self._check_lingering(match)
         app, endpoint, other, remote, interface = match
-        for name, end in ((app, endpoint), (other, remote)):
-            self._check_limit(name, end)
         with self.store.transaction():
             relation = self._new(interface)
             for name, end in ((app, endpoint), (other, remote)):
@@ -105,24 +101,6 @@ class Integrations:
                 )
             events.begin_relation(self.store, relation)
         return relation
-
-    def _check_lingering(self, match: Match) -> None:
-        app, endpoint, other, remote, _ = match
-        ends = " ".join(sorted((f"{app}:{endpoint}", f"{other}:{remote}")))
-        self.store.do("DELETE FROM lingering WHERE until < ?", time.time())
-        if self.store.value("SELECT 1 FROM lingering WHERE ends = ?", ends):
-            raise WrongUse(
-                f"cannot integrate {ends}: already exists, since a removed relation is dying "
-                "for a while: try again in some seconds"
-            )
-
-    def _check_limit(self, app: str, endpoint: str) -> None:
-        limit = self.store.meta(app)["endpoints"][endpoint]["limit"]
-        sql = "SELECT count(*) FROM relation_end WHERE app = ? AND endpoint = ?"
-        if limit and self.store.value(sql, app, endpoint) >= limit:
-            raise WrongUse(
-                f"a new relation for {app}:{endpoint} would exceed its limit of {limit}"
-            )
 
     def remove(self, one: str, two: str) -> None:
         """Remove the relation of two applications.

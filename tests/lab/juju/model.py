@@ -8,7 +8,6 @@ Each verb changes the model and queues events; `Controller.settle` runs them.
 import dataclasses
 import json
 import pathlib
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,8 +22,6 @@ from tests.lab.juju.resources import attach_file, check_files
 from tests.lab.juju.store import Row
 from tests.lab.juju.user_secrets import UserSecrets
 from tests.lab.machines import Machine
-
-APP_NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]*[a-z][a-z0-9]*)*")
 
 
 class Model:
@@ -94,11 +91,7 @@ class Model:
         Raises:
             WrongUse: a name, option, resource or machine that cannot be.
         """
-        self._empty_again(app, resources or {})
         self._check_name(app)
-        if units < 1:
-            raise WrongUse(f"cannot deploy {units} units: use 1 or more")
-        machines = self._machines(to, units)
         meta = charmfile.read(charm)
         options = charmfile.parse_options(meta.options, config or {})
         check_files(meta, resources or {})
@@ -116,8 +109,8 @@ class Model:
             for name, filename in meta.resources.items():
                 self._attach(app, name, filename, (resources or {}).get(name))
             self.integrations.make_peers(app, meta.endpoints)
-            for machine in machines:
-                self._add_unit(app, machine)
+            for number in range(units):
+                self._add_unit(app, to[number] if number < len(to) else "")
 
     def play(self, app: str, path: str, units: int = 1) -> None:
         """Add an application that the lab plays (played.py).
@@ -148,19 +141,7 @@ class Model:
         sql = f"INSERT INTO application ({columns}) VALUES ({marks})"
         self.store.do(sql, *row.values())
 
-    def _empty_again(self, app: str, given: Mapping[str, pathlib.Path]) -> None:
-        """Empty the resources of an application that exists, as Juju does before it refuses."""
-        if self.store.row("SELECT 1 FROM application WHERE name = ?", app):
-            with self.store.transaction():
-                for name, filename in charmfile.CharmMeta(
-                    **self.store.meta(app)
-                ).resources.items():
-                    if name not in given:
-                        self._attach(app, name, filename, None)
-
     def _check_name(self, app: str) -> None:
-        if not APP_NAME.fullmatch(app):
-            raise WrongUse(f"{app!r} is not an application name: use a-z, 0-9 and -")
         if self.store.row("SELECT 1 FROM application WHERE name = ?", app):
             raise WrongUse(
                 f"application {app!r} is there already: use refresh, config or another name"
@@ -196,48 +177,29 @@ class Model:
         """
         return self.controller.park.get(self.unit(unit)["machine"])
 
-    def _machines(self, to: Sequence[str], units: int) -> list[Row | None]:
-        """Return for each new unit a unit on its machine, as a row; None: a new machine."""
-        if len(to) > units:
-            raise WrongUse(f"--to {','.join(to)} names more machines than units: {units}")
-        found: list[Row | None] = []
-        for machine in to:
-            sql = "SELECT machine, machine_id FROM unit WHERE machine_id = ?"
-            row = self.store.row(sql, machine)
-            if not row:
-                have = self.store.column("SELECT DISTINCT machine_id FROM unit ORDER BY 1")
-                raise WrongUse(f"machine {machine!r} not found: have {', '.join(have) or 'none'}")
-            found.append(row)
-        return [*found, *[None] * (units - len(to))]
-
-    def add_units(self, app: str, count: int = 1, to: Sequence[str] = ()) -> list[str]:
-        """Add units to an application; their names.
+    def add_units(self, app: str, count: int = 1) -> list[str]:
+        """Add units to an application, on machines of their own; their names.
 
         Raises:
-            WrongUse: no such application or machine, or an application that is only played.
+            WrongUse: no such application, or one that is only played.
         """
         if self.application(app)["played"]:
             raise WrongUse(f"{app} is played by the lab and keeps the units that it has")
-        machines = self._machines(to, count)
         with self.store.transaction():
-            return [self._add_unit(app, machine) for machine in machines]
+            return [self._add_unit(app) for _ in range(count)]
 
-    def _add_unit(self, app: str, machine: Row | None = None) -> str:
+    def _add_unit(self, app: str, to: str = "") -> str:
+        """Add a unit on the machine with this id, which another unit is on, or on a new one."""
         number = self.store.application(app)["next_unit"]
         unit = f"{app}/{number}"
-        name, machine_id = machine or (unit_tag(unit), self._new_machine_id())
+        sql = "SELECT machine FROM unit WHERE machine_id = ?"
+        machine = self.store.value(sql, to) if to else unit_tag(unit)
+        row = (unit, app, number, machine, to or self._new_machine_id())
         self.store.do("UPDATE application SET next_unit = ? WHERE name = ?", number + 1, app)
-        self.store.do(
-            "UPDATE application SET leader = ? WHERE name = ? AND leader = ''", unit, app
-        )
-        self.store.do(
-            "INSERT INTO unit (name, app, number, machine, machine_id) VALUES (?, ?, ?, ?, ?)",
-            unit,
-            app,
-            number,
-            name,
-            machine_id,
-        )
+        sql = "UPDATE application SET leader = ? WHERE name = ? AND leader = ''"
+        self.store.do(sql, unit, app)
+        sql = "INSERT INTO unit (name, app, number, machine, machine_id) VALUES (?, ?, ?, ?, ?)"
+        self.store.do(sql, *row)
         events.begin_unit(self.store, unit)
         return unit
 
@@ -330,38 +292,23 @@ class Model:
                 self._attach(app, name, meta.resources[name], None)
             self._tell_all(app, "upgrade-charm")
             self._tell_all(app, "config-changed")
-        if force_units:
-            for unit in self.failed_units(app):
-                self.controller.agent(unit).unpack()
-                self.resolved(unit)
-
-    def failed_units(self, app: str) -> list[str]:
-        """The application's units that wait for `resolved`."""
         sql = (
             "SELECT DISTINCT unit FROM event JOIN unit ON event.unit = unit.name "
             "WHERE app = ? AND state = 'failed' AND kind != ?"
         )
-        return self.store.column(sql, app, events.PROVISION)
+        for unit in self.store.column(sql, app, events.PROVISION) if force_units else ():
+            self.controller.agent(unit).unpack()
+            self.resolved(unit)
 
     def attach_resource(self, app: str, name: str, path: pathlib.Path) -> None:
         """Give an application another file; its units get upgrade-charm and config-changed.
 
-        A file of another extension is refused, and the resource is empty then.
-
         Raises:
-            WrongUse: no such application, resource or file, or its extension is another one.
+            WrongUse: no such application, resource or file.
         """
         self.application(app)
         meta = charmfile.CharmMeta(**self.store.meta(app))
         check_files(meta, {name: path})
-        wanted = pathlib.PurePath(meta.resources[name]).suffix
-        if path.suffix != wanted:
-            with self.store.transaction():
-                self._attach(app, name, meta.resources[name], None)
-            raise WrongUse(
-                f'failed to upload resource "{name}": incorrect extension on resource upload '
-                f'"{path}", expected "{wanted}"'
-            )
         with self.store.transaction():
             self._attach(app, name, meta.resources[name], path)
             self._tell_all(app, "upgrade-charm")
@@ -392,15 +339,12 @@ class Model:
             raise WrongUse(f"unit {unit} is not in an error state")
         self.store.do("UPDATE event SET state = 'pending', attempts = 0 WHERE id = ?", event)
 
-    def run_action(
-        self, unit: str, name: str, pairs: Mapping[str, str], string_args: bool = False
-    ) -> str:
+    def run_action(self, unit: str, name: str, pairs: Mapping[str, str]) -> str:
         """Queue an action; its id. Only the unit looks whether the parameters fit.
 
         Args:
             unit, name: where, and which.
             pairs: parameters as they are typed, to be read as YAML.
-            string_args: take all of them as strings.
 
         Raises:
             WrongUse: no such unit or action, or a parameter that cannot be.
@@ -409,7 +353,7 @@ class Model:
         if name not in actions:
             have = ", ".join(sorted(actions)) or "none"
             raise WrongUse(f'action "{name}" not defined for unit "{unit}": have {have}')
-        params = typed(pairs, string_args)
+        params = typed(pairs)
         with self.store.transaction():
             number = int(self.store.value("SELECT count(*) FROM action") or 0) + 1
             while self.store.value("SELECT 1 FROM action WHERE id = ?", str(number)):

@@ -2,10 +2,11 @@
 # See LICENSE file for licensing details.
 """The hook commands of relations: who may read and write which databag."""
 
+import yaml
+
 from tests.lab.juju import events
-from tests.lab.juju.arguments import parse, show
+from tests.lab.juju.arguments import pairs, parse, show
 from tests.lab.juju.context import ArgumentError, HookContext, ToolError
-from tests.lab.juju.tools import file_pairs
 
 
 def relation_id(context: HookContext, text: str) -> int:
@@ -29,7 +30,7 @@ def relation_id(context: HookContext, text: str) -> int:
 
 def relation_ids(context: HookContext, arguments: list[str], _: str) -> str:
     """The ids of an endpoint's relations."""
-    given = parse(arguments, most=1)
+    given = parse(arguments)
     sql = "SELECT relation FROM relation_end WHERE app = ? AND endpoint = ? ORDER BY relation"
     name = given.first("no endpoint name specified")
     return show(given, [f"{name}:{r}" for r in context.store.column(sql, context.app, name)])
@@ -46,13 +47,6 @@ def relation_list(context: HookContext, arguments: list[str], _: str) -> str:
     if context.event["kind"] == "relation-departed" and context.event["relation"] == relation:
         units = [unit for unit in units if unit != context.event["remote_unit"]]
     return show(given, units)
-
-
-def relation_model_get(context: HookContext, arguments: list[str], _: str) -> str:
-    """The remote application's model: this one."""
-    given = parse(arguments, valued="r:relation")
-    relation_id(context, given.get("relation"))
-    return show(given, {"uuid": context.store.model_uuid})
 
 
 def relation_get(context: HookContext, arguments: list[str], _: str) -> str:
@@ -84,9 +78,8 @@ def relation_set(context: HookContext, arguments: list[str], stdin: str) -> str:
     relation = relation_id(context, given.get("relation"))
     if given.flag("app") and not context.is_leader:
         raise ToolError("cannot write relation settings")
-    changes = file_pairs(given, stdin)
-    for key in changes:
-        if not key or "=" in key or "\0" in key:
-            raise ToolError(f'invalid key "{key}"')
+    changes = pairs(given.rest)
+    if given.get("file"):
+        changes |= {key: value or "" for key, value in (yaml.safe_load(stdin) or {}).items()}
     context.write_bag(relation, context.app if given.flag("app") else context.unit, changes)
     return ""

@@ -9,30 +9,26 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from tests.lab.juju import relation_tools, secret_tools, tools
 from tests.lab.juju.context import HookContext, ToolError
 
 Tool = Callable[[HookContext, list[str], str], str]
+Before = Callable[[HookContext], None]
 MODULES = {
     tools: """
-        config_get is_leader juju_log status_set status_get application_version_set open_port
-        close_port opened_ports resource_get network_get goal_state juju_reboot state_get
-        state_set state_delete action_get action_set action_fail action_log storage_list
+        config_get is_leader juju_log status_set application_version_set open_port close_port
+        opened_ports resource_get network_get juju_reboot action_get action_set action_fail
+        action_log
     """,
-    relation_tools: "relation_ids relation_list relation_get relation_set relation_model_get",
-    secret_tools: """
-        secret_add secret_set secret_get secret_info_get secret_ids secret_grant secret_revoke
-        secret_remove
-    """,
+    relation_tools: "relation_ids relation_list relation_get relation_set",
+    secret_tools: "secret_add secret_set secret_get secret_grant secret_remove",
 }
 TOOLS: dict[str, Tool] = {
     name.replace("_", "-"): getattr(module, name)
     for module, names in MODULES.items()
     for name in names.split()
 }
-TOOLS |= dict.fromkeys(("credential-get", "storage-get", "storage-add"), tools.unsupported)
 
 
 def call(context: HookContext, tool: str, arguments: list[str], stdin: str = "") -> str:
@@ -43,16 +39,6 @@ def call(context: HookContext, tool: str, arguments: list[str], stdin: str = "")
     """
     with context.lock:
         return TOOLS[tool](context, arguments, stdin)
-
-
-class CommandWatcher(Protocol):
-    """The hook's runner sees its commands, and may kill the hook there."""
-
-    def before_command(self, context: HookContext) -> None:
-        """A command came in; it has not been carried out."""
-
-    def after_command(self, context: HookContext) -> None:
-        """The command was carried out; its answer has not been sent."""
 
 
 class HookServer:
@@ -68,7 +54,7 @@ class HookServer:
         self._path = path
         self._execute = execute
         self._contexts: dict[str, HookContext] = {}
-        self._watchers: dict[str, CommandWatcher] = {}
+        self._before: dict[str, Before] = {}
         self._server: socketserver.ThreadingUnixStreamServer | None = None
 
     def __enter__(self) -> "HookServer":
@@ -91,14 +77,14 @@ class HookServer:
         self._path.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def serving(self, context: HookContext, watcher: CommandWatcher) -> Iterator[None]:
-        """Answer a hook's commands while the block runs."""
+    def serving(self, context: HookContext, before: Before) -> Iterator[None]:
+        """Answer a hook's commands while the block runs; call `before` first for each."""
         self._contexts[context.id] = context
-        self._watchers[context.id] = watcher
+        self._before[context.id] = before
         try:
             yield
         finally:
-            del self._contexts[context.id], self._watchers[context.id]
+            del self._contexts[context.id], self._before[context.id]
 
     def answer(self, connection: socket.socket) -> None:
         """Read one request from a connection, carry it out, answer."""
@@ -113,9 +99,9 @@ class HookServer:
         elif tool not in TOOLS:
             reply = _refusal(f'unknown command "{tool}"')
         else:
-            reply = self._carry_out(
-                context, self._watchers[identity], tool, rest[:size], rest[size]
-            )
+            context.commands += 1
+            self._before[identity](context)
+            reply = _carried_out(context, tool, rest[:size], rest[size])
         with contextlib.suppress(BrokenPipeError):
             connection.sendall(reply)
 
@@ -131,22 +117,13 @@ class HookServer:
             return _refusal(str(error), error.status)
         return b"\0".join(part.encode() for part in (str(status), *said))
 
-    def _carry_out(
-        self,
-        context: HookContext,
-        watcher: CommandWatcher,
-        tool: str,
-        given: list[str],
-        stdin: str,
-    ) -> bytes:
-        context.commands += 1
-        watcher.before_command(context)
-        try:
-            output = call(context, tool, given, stdin)
-        except ToolError as error:
-            return _refusal(str(error), error.status)
-        watcher.after_command(context)
-        return b"0\0" + output.encode() + b"\0"
+
+def _carried_out(context: HookContext, tool: str, given: list[str], stdin: str) -> bytes:
+    try:
+        output = call(context, tool, given, stdin)
+    except ToolError as error:
+        return _refusal(str(error), error.status)
+    return b"0\0" + output.encode() + b"\0"
 
 
 def _refusal(message: str, status: int = 1) -> bytes:

@@ -16,8 +16,8 @@ CREATE TABLE IF NOT EXISTS model (key TEXT PRIMARY KEY, value TEXT);
 CREATE TABLE IF NOT EXISTS application (
     name TEXT PRIMARY KEY, charm TEXT, revision INTEGER DEFAULT 0, meta TEXT,
     played TEXT DEFAULT '',
-    leader TEXT DEFAULT '', version TEXT DEFAULT '', status TEXT DEFAULT 'unknown',
-    message TEXT DEFAULT '', next_unit INTEGER DEFAULT 0, binds TEXT DEFAULT '[]',
+    leader TEXT DEFAULT '', version TEXT DEFAULT '', next_unit INTEGER DEFAULT 0,
+    binds TEXT DEFAULT '[]',
     outfit TEXT DEFAULT '{}', life TEXT DEFAULT 'alive');
 CREATE TABLE IF NOT EXISTS unit (
     name TEXT PRIMARY KEY, app TEXT, number INTEGER, machine_id TEXT, machine TEXT,
@@ -31,8 +31,6 @@ CREATE TABLE IF NOT EXISTS relation (
     id INTEGER PRIMARY KEY AUTOINCREMENT, interface TEXT, life TEXT DEFAULT 'alive');
 CREATE TABLE IF NOT EXISTS relation_end (
     relation INTEGER, app TEXT, endpoint TEXT, role TEXT, PRIMARY KEY (relation, app, endpoint));
--- Removed relations that still count as there, until some second of Unix time.
-CREATE TABLE IF NOT EXISTS lingering (ends TEXT PRIMARY KEY, until REAL);
 -- Units that have entered the relation: their relation-created hook has run.
 CREATE TABLE IF NOT EXISTS member (relation INTEGER, unit TEXT, PRIMARY KEY (relation, unit));
 -- The remote units that a unit knows by relation-joined.
@@ -41,22 +39,19 @@ CREATE TABLE IF NOT EXISTS seen (
 CREATE TABLE IF NOT EXISTS databag (
     relation INTEGER, entity TEXT, key TEXT, value TEXT, PRIMARY KEY (relation, entity, key));
 -- Owner: an application, a unit, or '' for one that the operator made.
-CREATE TABLE IF NOT EXISTS secret (
-    id TEXT PRIMARY KEY, owner TEXT, label TEXT, description TEXT, rotate TEXT DEFAULT 'never');
+CREATE TABLE IF NOT EXISTS secret (id TEXT PRIMARY KEY, owner TEXT, label TEXT);
 CREATE TABLE IF NOT EXISTS secret_revision (
     secret TEXT, revision INTEGER, content TEXT, PRIMARY KEY (secret, revision));
 CREATE TABLE IF NOT EXISTS secret_grant (
     secret TEXT, entity TEXT, relation INTEGER, PRIMARY KEY (secret, entity));
 CREATE TABLE IF NOT EXISTS secret_consumer (
-    secret TEXT, unit TEXT, label TEXT, revision INTEGER, PRIMARY KEY (secret, unit));
+    secret TEXT, unit TEXT, revision INTEGER, PRIMARY KEY (secret, unit));
 CREATE TABLE IF NOT EXISTS resource (app TEXT, name TEXT, path TEXT, PRIMARY KEY (app, name));
 CREATE TABLE IF NOT EXISTS port (unit TEXT, port TEXT, PRIMARY KEY (unit, port));
 -- What the machine agent last saw of the unit's machine.
 CREATE TABLE IF NOT EXISTS address (
     unit TEXT, position INTEGER, interface TEXT, mac TEXT, address TEXT, cidr TEXT,
     PRIMARY KEY (unit, position));
-CREATE TABLE IF NOT EXISTS unit_state (
-    unit TEXT, key TEXT, value TEXT, PRIMARY KEY (unit, key));
 -- What each unit's agent has to do, in this order. State: pending, running, failed; late: not yet.
 CREATE TABLE IF NOT EXISTS event (
     id INTEGER PRIMARY KEY AUTOINCREMENT, unit TEXT, kind TEXT, relation INTEGER,

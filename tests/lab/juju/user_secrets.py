@@ -30,8 +30,7 @@ class UserSecrets:
             raise WrongUse(f"secret {name!r} is there already: use secret update")
         secret = secret_tools.new_id()
         with self.store.transaction():
-            sql = "INSERT INTO secret (id, owner, label, description) VALUES (?, '', ?, '')"
-            self.store.do(sql, secret, name)
+            self.store.do("INSERT INTO secret VALUES (?, '', ?)", secret, name)
             self._set_content(secret, content)
         return f"secret:{secret}"
 

@@ -1,23 +1,16 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""What the product does with a stub vendor and a stub engine; test_trial_vendor.py runs it.
+"""What the product does with a stub vendor; test_trial_vendor.py runs it.
 
-It runs with the modules of a copy of this tree, in which both are registered.
+It runs with the modules of a copy of this tree, in which the stub is registered.
 """
 
-import os
-import pathlib
-import re
 import time
 
 import pytest
-from ops import testing
 
 from gpu_agent.availability import external_processes, known_gpus
 from gpu_agent.availability.known_gpus import Known
-from gpu_agent.engines import front
-from gpu_agent.engines import registry as engines
-from gpu_agent.engines.engine import EnginesPlan
 from gpu_agent.gpu.vendors import detect, device_nodes, registry, report
 from gpu_agent.gpu.vendors.nvidia.xid import Log
 from gpu_agent.health.sources import Sources
@@ -28,25 +21,22 @@ from gpu_agent.runtime import install
 from gpu_agent.runtime.settings import GpuPlan
 from gpu_selftest import settings as selftest
 from gpu_selftest.burnin import level as burnin
+from gpu_selftest.check import Request
 from gpu_selftest.compute import level as compute
+from gpu_selftest.compute.equipment import Equipment
 from gpu_selftest.quick import gpu_checks
 from gpu_selftest.settings import Settings
 from parts import health_watch
 from plan import gpus, labels
 from plan.agent_view import AgentView
 from tests.unit.situations import (
-    OUTSIDE,
     TSA,
     changed,
-    gpu_unit,
     lines,
     make_plan,
     note,
-    parse,
-    refused,
     situation,
 )
-from tests.unit.situations import state as juju
 from tests.unit.wrapper_rig import TASKS, Rig
 
 ADDRESS = "0000:41:00.0"
@@ -96,11 +86,6 @@ def test_it_is_found_and_shown(root, inventory):
     assert not device_nodes.may_be("stubborn")
 
 
-def test_the_option_takes_its_name():
-    assert parse(gpu_vendor="stub").gpu_vendor == "stub"
-    assert re.search(r"\bstub\b", refused(gpu_vendor="stubborn"))
-
-
 def test_the_plan_hands_it_out_and_its_tags_name_it(found):
     made = make_plan(found)
     assert isinstance(made.gpu, GpuPlan)
@@ -109,13 +94,6 @@ def test_the_plan_hands_it_out_and_its_tags_name_it(found):
         "gpu", "gpu-type=stub", "gpu-count=1", "gpu-model=trial-1"
     )  # fmt: skip
     assert note(found) == "1x Stub"
-
-
-def test_a_hook_makes_it_ready(context, rooms, inventory):
-    rooms.inventory = inventory
-    options = {"enable_gpu": True, "gpu_vendor": "stub", **OUTSIDE}
-    after = context.run(context.on.config_changed(), juju(**options))
-    assert after.unit_status == testing.ActiveStatus("Worker ready (GPU: 1x Stub)")
 
 
 def test_a_task_gets_it_and_another_task_does_not(found, tmp_path):
@@ -153,17 +131,16 @@ def test_its_loss_is_noted(tmp_path):
     assert external_processes.look(situation(vendor="stub").inventory, dict, dict) == ()
 
 
-def test_the_selftest_has_the_checks_for_it(inventory, tmp_path, monkeypatch):
-    monkeypatch.setattr(selftest, "PATH", tmp_path / "selftest.json")
+def test_the_selftest_has_the_checks_for_it(inventory, tmp_path):
     kept = Settings("worker/0", vendor="stub", gpus=inventory.gpus)
-    selftest.write(kept)
-    assert selftest.read() == kept
+    selftest.write(kept, tmp_path / "selftest.json")
+    assert selftest.read(tmp_path / "selftest.json") == kept
     (gpu,) = inventory.gpus
     nodes = registry.find("stub").own_nodes(gpu)
     assert [node.path for node in nodes] == ["/dev/dri/renderD128"]
     for results in (
-        compute.run(kept, kept.gpus, "cuda", lambda _: None),
-        burnin.run(kept, kept.gpus, 1, "cuda", lambda _: None, "run"),
+        compute.run(kept, kept.gpus, "cuda", lambda _: None, Equipment()),
+        burnin.run(kept, kept.gpus, Request("run"), lambda _: None, Equipment()),
     ):
         assert {result.outcome.value for result in results} == {"skipped"}
     told = gpu_checks.run(kept, registry.find("stub").health(["STUB-0"]), Log(), kept.gpus)
@@ -179,18 +156,3 @@ def test_what_keeps_it_from_use_is_explained(state, code):
     (line,) = lines(changed(found, tsa=TSA))
     assert line.code == code
     assert ADDRESS in line.text
-
-
-def test_an_engine_gets_the_runtime_and_loses_it(tmp_path, monkeypatch):
-    file = tmp_path / "stub-engine"
-    monkeypatch.setitem(os.environ, "STUB_ENGINE", str(file))
-    monkeypatch.setattr(front, "apply", lambda **_: False)
-    monkeypatch.setattr(front, "FRONT", pathlib.Path("/nowhere"))
-    monkeypatch.setattr(front, "remove", lambda: False)
-    options = {"container-engines": "stub=default"}
-    assert make_plan(gpu_unit(options)).engines == EnginesPlan(("stub",), ("stub",))
-    (stub,) = [one for one in engines.ALL if one.name == "stub"]
-    assert engines.ensure(EnginesPlan(("stub",), ("stub",)), (stub,))
-    assert file.read_text() == "/nowhere True"
-    assert engines.remove((stub,))
-    assert not file.exists()

@@ -2,10 +2,12 @@
 # See LICENSE file for licensing details.
 """Docker as an engine: its daemon.json, and a containerd of its own."""
 
+import dataclasses
 from pathlib import Path
 from typing import Final
 
-from gpu_agent.engines.docker import containerd_unit, daemon_json
+from gpu_agent.engines.docker.containerd_unit import ContainerdUnit
+from gpu_agent.engines.docker.daemon_json import DaemonJson
 from gpu_agent.engines.engine import Engine, EngineError
 from gpu_runtime import proc
 from machine import process
@@ -17,27 +19,33 @@ _SHIMS: Final = (
 )
 
 
-def ensure(*, default: bool) -> bool:
-    """Register the runtime with Docker; return True if anything was changed.
+@dataclasses.dataclass(frozen=True)
+class Docker:
+    """What the runtime takes in Docker: its unit, then its file."""
 
-    Args:
-        default: whether containers that name no runtime get this one.
+    unit: ContainerdUnit = ContainerdUnit()
+    file: DaemonJson = DaemonJson()
 
-    Raises:
-        EngineError: Docker cannot get it.
-    """
-    try:
-        # Concourse's containerd needs the socket.
-        changed = containerd_unit.ensure()
-        return daemon_json.ensure(default=default) or changed
-    except process.CommandError as error:
-        raise EngineError(f"Docker cannot be set up: {error}") from error
+    def ensure(self, *, default: bool) -> bool:
+        """Register the runtime with Docker; return True if anything was changed.
 
+        Args:
+            default: whether containers that name no runtime get this one.
 
-def remove() -> bool:
-    """Remove the runtime from Docker; return True if it was there."""
-    # In this order: a Docker that starts in between still finds a containerd.
-    return daemon_json.remove() | containerd_unit.remove()
+        Raises:
+            EngineError: Docker cannot get it.
+        """
+        try:
+            # Concourse's containerd needs the socket.
+            changed = self.unit.ensure()
+            return self.file.ensure(default=default) or changed
+        except process.CommandError as error:
+            raise EngineError(f"Docker cannot be set up: {error}") from error
+
+    def remove(self) -> bool:
+        """Remove the runtime from Docker; return True if it was there."""
+        # In this order: a Docker that starts in between still finds a containerd.
+        return self.file.remove() | self.unit.remove()
 
 
 def is_in_use(runtime: str) -> bool:
@@ -50,10 +58,12 @@ def is_in_use(runtime: str) -> bool:
     return any(runtime in proc.read(str(path)) for path in shims)
 
 
+_DOCKER: Final = Docker()
+
 ENGINE: Final = Engine(
     "docker",
-    ensure,
-    remove,
+    _DOCKER.ensure,
+    _DOCKER.remove,
     is_in_use,
     about=(
         "With `docker`, the charm also makes Docker use a containerd of its own and masks "

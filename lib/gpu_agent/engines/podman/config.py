@@ -7,8 +7,9 @@ so nothing has to be restarted.
 """
 
 import collections.abc
+import dataclasses
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import tomlkit
 import tomlkit.exceptions
@@ -17,41 +18,55 @@ from gpu_agent.engines import front
 from gpu_agent.engines.engine import EngineError
 from machine import files
 
-_FOLDER: Final = Path("/etc/containers/containers.conf.d")
-DROP_IN: Final = _FOLDER / "gpu-ci.conf"
-_MAIN: Final = Path("/etc/containers/containers.conf")
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """podman's configuration for all users, with the charm's file.
 
-def ensure(*, default: bool) -> bool:
-    """Register the runtime with podman; return True if anything was changed.
-
-    Args:
-        default: whether containers that name no runtime get this one.
-
-    Raises:
-        EngineError: the operator has another runtime of that name or as default.
+    Attributes:
+        folder: has containers.conf, and beside it the folder containers.conf.d.
     """
-    for path in (_MAIN, *files.entries(_FOLDER)):
-        if path != DROP_IN and path.suffix == ".conf":
-            _check(path, default=default)
-    files.ensure_directory(DROP_IN.parent.parent)
-    files.ensure_directory(DROP_IN.parent)
-    return files.ensure_file(DROP_IN, _content(default=default))
 
+    folder: Path = Path("/etc/containers")
 
-def remove() -> bool:
-    """Remove the runtime; return True if podman had it."""
-    changed = files.ensure_absent(DROP_IN)
-    files.remove_if_empty(DROP_IN.parent)
-    files.remove_if_empty(DROP_IN.parent.parent)
-    return changed
+    @property
+    def drop_in(self) -> Path:
+        """The charm's file."""
+        return self._drop_ins / "gpu-ci.conf"
+
+    def ensure(self, *, default: bool) -> bool:
+        """Register the runtime with podman; return True if anything was changed.
+
+        Args:
+            default: whether containers that name no runtime get this one.
+
+        Raises:
+            EngineError: the operator has another runtime of that name or as default.
+        """
+        for path in (self.folder / "containers.conf", *files.entries(self._drop_ins)):
+            if path != self.drop_in and path.suffix == ".conf":
+                _check(path, default=default)
+        files.ensure_directory(self.folder)
+        files.ensure_directory(self._drop_ins)
+        return files.ensure_file(self.drop_in, _content(default=default))
+
+    def remove(self) -> bool:
+        """Remove the runtime; return True if podman had it."""
+        changed = files.ensure_absent(self.drop_in)
+        files.remove_if_empty(self._drop_ins)
+        files.remove_if_empty(self.folder)
+        return changed
+
+    @property
+    def _drop_ins(self) -> Path:
+        return self.folder / "containers.conf.d"
 
 
 def _content(*, default: bool) -> str:
     lines = ["# Written by the charm gpu-ci-worker, which also removes it."]
     if default:
         lines += ["[engine]", 'runtime = "gpu-ci"']
-    return "\n".join([*lines, "[engine.runtimes]", f'gpu-ci = ["{front.FRONT}"]', ""])
+    return "\n".join([*lines, "[engine.runtimes]", f'gpu-ci = ["{front.PATH}"]', ""])
 
 
 def _check(path: Path, *, default: bool) -> None:
@@ -61,7 +76,7 @@ def _check(path: Path, *, default: bool) -> None:
         raise EngineError(f"{path} cannot be read: {error}; repair it") from error
     engine = _table(found.get("engine"))
     runtimes = _table(engine.get("runtimes"))
-    if runtimes.get("gpu-ci", [str(front.FRONT)]) != [str(front.FRONT)]:
+    if runtimes.get("gpu-ci", [str(front.PATH)]) != [str(front.PATH)]:
         raise EngineError(f"{path} has another runtime named gpu-ci: remove it there")
     chosen = engine.get("runtime", "gpu-ci")
     if default and chosen != "gpu-ci":

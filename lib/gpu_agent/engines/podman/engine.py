@@ -5,6 +5,9 @@
 from typing import Final
 
 from gpu_agent.engines.engine import Engine
-from gpu_agent.engines.podman import config, monitors
+from gpu_agent.engines.podman import monitors
+from gpu_agent.engines.podman.config import Config
 
-ENGINE: Final = Engine("podman", config.ensure, config.remove, monitors.is_in_use)
+_CONFIG: Final = Config()
+
+ENGINE: Final = Engine("podman", _CONFIG.ensure, _CONFIG.remove, monitors.is_in_use)

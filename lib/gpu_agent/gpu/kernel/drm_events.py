@@ -6,6 +6,7 @@ Messages of processes carry their process id and are ignored. Recent drivers use
 (Linux Documentation/gpu/drm-uapi.rst, "Device Wedging", since 6.15); i915 reported resets before.
 """
 
+import collections.abc
 import re
 import socket
 import typing
@@ -24,11 +25,25 @@ _CARD: typing.Final = re.compile(
 )
 
 
+def _opened() -> socket.socket:
+    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+    opened = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
+    try:
+        opened.bind((0, _KERNELS_GROUP))
+    except OSError:
+        opened.close()
+        raise
+    return opened
+
+
 class DrmListener:
     """Receives uevents without blocking.
 
     Attributes:
         can_be_waited_for: always True.
+
+    Args:
+        opened: opens the socket.
 
     Raises:
         NoSourceError: uevents can't be received here.
@@ -37,9 +52,9 @@ class DrmListener:
 
     can_be_waited_for = True
 
-    def __init__(self) -> None:
+    def __init__(self, opened: collections.abc.Callable[[], socket.socket] = _opened) -> None:
         try:
-            self._socket = _opened()
+            self._socket = opened()
         except OSError as error:
             if exhaustion.is_told_by(error):
                 raise
@@ -67,17 +82,6 @@ class DrmListener:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
-
-
-def _opened() -> socket.socket:
-    kind = socket.SOCK_RAW | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
-    opened = socket.socket(socket.AF_NETLINK, kind, _NETLINK_KOBJECT_UEVENT)
-    try:
-        opened.bind((0, _KERNELS_GROUP))
-    except OSError:
-        opened.close()
-        raise
-    return opened
 
 
 def parse(data: bytes) -> Heard | None:

@@ -86,6 +86,7 @@ class Asker:
         poll: seconds from one sample to the next.
         begin: starts a child.
         clock: returns the seconds since boot.
+        left: returns how many children were killed and have not ended.
     """
 
     def __init__(
@@ -95,9 +96,10 @@ class Asker:
         poll: float = POLL,
         begin: Start = start,
         clock: Clock = boottime,
+        left: collections.abc.Callable[[], int] = children.left,
     ) -> None:
         self._cards, self._root, self._poll = cards, root, poll
-        self._begin, self._clock = begin, clock
+        self._begin, self._clock, self._left = begin, clock, left
         self._uuids = frozenset(card.uuid for card in cards)
         self._child: children.Child | None = None
         self._figures: dict[str, Figures] = {}
@@ -150,7 +152,7 @@ class Asker:
         self._child, self._try_at = None, float("inf")
 
     def _start(self, now: float) -> None:
-        if children.left() >= _MOST_LEFT:
+        if self._left() >= _MOST_LEFT:
             self._say("the drivers are not asked until an earlier call has returned")
             self._try_at = now + _AFTER_A_HANG
             return

@@ -7,6 +7,7 @@ import typing
 
 from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.vendors import registry
+from gpu_agent.gpu.vendors.vendor import Vendor
 from gpu_agent.model.inventory import Inventory, State
 from machine import isolated_call as apart
 
@@ -20,21 +21,26 @@ _ROOT: typing.Final = pathlib.Path("/")
 _NOT_OURS: typing.Final = (State.NO_GPU, State.VFIO, State.NOT_PASSED)
 
 
-def detect(vendor: str = "auto", root: pathlib.Path = _ROOT) -> Inventory:
+def detect(
+    vendor: str = "auto",
+    root: pathlib.Path = _ROOT,
+    vendors: tuple[Vendor, ...] = registry.ALL,
+) -> Inventory:
     """Look for GPUs. Nothing is changed, and having no GPU is a valid result.
 
     Args:
-        vendor: a vendor's name; or `auto` for the first one in the registry that has any GPU here,
-            not counting GPUs that are part of a processor.
+        vendor: a vendor's name; or `auto` for the first one that has any GPU here, not counting
+            GPUs that are part of a processor.
         root: the root of the machine's files; NVML is always this machine's.
+        vendors: the vendors to look for.
 
     Raises:
         OSError: the machine lacks resources, so the result is unknown.
     """
     if vendor != "auto":
-        return registry.find(vendor).look(root, integrated=True)
+        return _named(vendor, vendors).look(root, integrated=True)
     unusable: list[Inventory] = []
-    for one in registry.ALL:
+    for one in vendors:
         found = one.look(root, integrated=False)
         if found.state not in _NOT_OURS:
             return found
@@ -58,15 +64,33 @@ def cards(root: pathlib.Path = _ROOT) -> tuple[str, ...]:
     return ()
 
 
-def in_time(vendor: str = "auto") -> Inventory:
-    """Detect this machine's GPUs, and give up if the driver does not answer.
+def in_time(
+    vendor: str = "auto",
+    root: pathlib.Path = _ROOT,
+    vendors: tuple[Vendor, ...] = registry.ALL,
+    *,
+    patience: float = PATIENCE,
+    note: pathlib.Path = HANGS,
+) -> Inventory:
+    """Detect GPUs as `detect` does, and give up if the driver does not answer.
+
+    Args:
+        vendor: as for `detect`.
+        root: as for `detect`.
+        vendors: as for `detect`.
+        patience: how long the driver has, in seconds.
+        note: file that marks a detection that still hangs.
 
     Raises:
         OSError: the machine lacks resources, so the result is unknown.
     """
     try:
-        return apart.call(lambda: detect(vendor), PATIENCE, note=HANGS)
+        return apart.call(lambda: detect(vendor, root, vendors), patience, note=note)
     except apart.HungError as error:
-        asked = [registry.find(vendor)] if vendor != "auto" else registry.ALL
-        there = [one for one in asked if pci.gpus(_ROOT, one.maker)]
+        asked = [_named(vendor, vendors)] if vendor != "auto" else vendors
+        there = [one for one in asked if pci.gpus(root, one.maker)]
         return Inventory(State.HUNG, detail=str(error), vendor=[*there, *asked][0].name)
+
+
+def _named(name: str, vendors: tuple[Vendor, ...]) -> Vendor:
+    return next(vendor for vendor in vendors if vendor.name == name)

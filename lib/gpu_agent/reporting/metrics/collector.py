@@ -20,6 +20,7 @@ from gpu_agent.reporting.metrics import definitions as exporter
 from gpu_agent.reporting.metrics import refusal_reasons as refusals
 from gpu_agent.reporting.metrics.definitions import Histogram, Page
 from gpu_runtime import unavailable
+from gpu_runtime.holder_usage import Host
 
 _MIB: typing.Final = 1 << 20
 _XIDS_EACH: typing.Final = 32  # numbers of Xids with a series of their own, per GPU
@@ -102,6 +103,7 @@ class Metrics:
         poll_seconds: float,
         journal: pathlib.Path,
         names: Names = nobody,
+        clock: collections.abc.Callable[[], float] = Host.now,
     ) -> None:
         """Start without observations.
 
@@ -111,13 +113,14 @@ class Metrics:
             poll_seconds: seconds between two polls of the GPUs.
             journal: the decision log of the GPU runtime.
             names: returns the job of a container.
+            clock: returns the seconds since boot, as in Moment.
         """
         self._info = (version, mode)
         self._fresh_seconds = 2 * poll_seconds
         self._journal = refusals.Journal(journal)
         self._journal_fails = False
-        self._names = names
-        self._started, self._began = time.time(), _now()
+        self._names, self._clock = names, clock
+        self._started, self._began = time.time(), clock()
         # By GPU, number and source: the driver and the kernel log report the same Xids.
         self._counts: dict[tuple[str, str, Source], int] = {}
         self._known = _Known(Moment(self._began, self._started, ()))
@@ -150,7 +153,7 @@ class Metrics:
 
     def text(self) -> str:
         """The metrics as Prometheus reads them."""
-        known, now, page = self._known, _now(), Page()
+        known, now, page = self._known, self._clock(), Page()
         moment = known.moment
         cards = {card.uuid: _labels(card) for card in moment.cards}
         page.set(exporter.INFO, 1, *self._info)
@@ -211,11 +214,6 @@ class Metrics:
             if one.refused:
                 refused[one.refused] = refused.get(one.refused, 0) + 1
         return waits, refused
-
-
-def _now() -> float:
-    """Seconds since boot, as in Moment."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _age(seconds: float) -> float:

@@ -72,7 +72,13 @@ class Server:
     """Serves the metrics until it is closed."""
 
     def __init__(
-        self, port: int, text: collections.abc.Callable[[], str], again: float = _AGAIN
+        self,
+        port: int,
+        text: collections.abc.Callable[[], str],
+        *,
+        again: float = _AGAIN,
+        patience: float = _PATIENCE,
+        same: float = _SAME,
     ) -> None:
         """Start to serve. If the port is taken, log that once and try again.
 
@@ -80,9 +86,12 @@ class Server:
             port: port on HOST; 0: any free one.
             text: returns the current metrics; called in the server's thread.
             again: seconds before a taken port is tried again.
+            patience: the longest time of a connection in seconds.
+            same: how long a page is reused, in seconds.
         """
         self._wanted, self._text, self._again = port, text, again
-        self._cached, self._made = b"", -_SAME
+        self._patience, self._same = patience, same
+        self._cached, self._made = b"", -same
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the oldest first
         self._listener: socket.socket | None = None
@@ -187,7 +196,7 @@ class Server:
             other.close()
             return True
         self._make_room(user)
-        connection = _Connection(other, time.monotonic() + _PATIENCE, user)
+        connection = _Connection(other, time.monotonic() + self._patience, user)
         self._connections[connection] = None
         self._selector.register(other, selectors.EVENT_READ, connection)
         return True
@@ -247,7 +256,7 @@ class Server:
         if words[1].split(b"?")[0] != PATH.encode():
             return _response(404, f"metrics are at {PATH}\n".encode())
         now = time.monotonic()
-        if now - self._made >= _SAME:
+        if now - self._made >= self._same:
             self._cached, self._made = self._text().encode(), now
         return _response(200, self._cached, exporter.CONTENT_TYPE)
 

@@ -14,7 +14,7 @@ def main(unit: str, dispatch: str) -> None:
     """Wake this unit's charm as long as its dispatch exists."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     with inotify.Watch() as changes:
-        watch.follow(changes, lambda: watch.wake(unit), pathlib.Path(dispatch).exists)
+        watch.DeviceWatch(changes).follow(lambda: watch.wake(unit), pathlib.Path(dispatch).exists)
 
 
 if __name__ == "__main__":

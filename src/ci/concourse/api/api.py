@@ -52,6 +52,7 @@ class Api:
         settings: pathlib.Path,
         seconds: float,
         proof: collections.abc.Callable[[int], bool] = is_webs,
+        patience: float = _PATIENCE,
     ) -> None:
         """Log in.
 
@@ -59,6 +60,7 @@ class Api:
             settings: those of web, with its port, its admin and the password.
             seconds: how long all questions together may take.
             proof: given the inode of a socket, whether it is web's.
+            patience: how many seconds one answer may take.
 
         Raises:
             WebError: web can't be asked, or gives no token.
@@ -66,6 +68,7 @@ class Api:
         """
         self._port, user, password = _access(settings)
         self._left, self._seconds, self._proof = _MOST_REQUESTS, seconds, proof
+        self._longest = patience
         self._end = time.monotonic() + seconds
         form = {
             "grant_type": "password", "username": user, "password": password,
@@ -133,7 +136,7 @@ class Api:
                 answer may take, or the time of all questions is over.
             OSError: that can't be looked at.
         """
-        end = time.monotonic() + _PATIENCE
+        end = time.monotonic() + self._longest
         while not (inode := sockets.other_end(connection)):
             # After many questions their time is over within this one, which is not to blame.
             self._patience()
@@ -156,7 +159,7 @@ class Api:
         left = self._end - time.monotonic()
         if left <= 0:
             raise WebError(f"web takes longer than {self._seconds:g} s")
-        return min(left, _PATIENCE)
+        return min(left, self._longest)
 
 
 def _access(settings: pathlib.Path) -> tuple[int, str, str]:

@@ -50,6 +50,7 @@ def main(
     arguments: collections.abc.Sequence[str],
     settings: pathlib.Path = handles.SETTINGS,
     proof: collections.abc.Callable[[int], bool] = is_webs,
+    seconds: float = SECONDS,
 ) -> int:
     """The program; its exit status is 1 where nothing could be found out.
 
@@ -59,7 +60,7 @@ def main(
         sys.stdout.write(build_names.as_json({}) + "\n")
         return 0
     try:
-        web = Api(settings, SECONDS, proof)
+        web = Api(settings, seconds, proof)
         containers = [name for name in arguments if build_names.is_id(name)]
         sys.stdout.write(build_names.as_json(find(web, containers[:MOST])) + "\n")
     except (WebError, build_names.AnswerError) as error:

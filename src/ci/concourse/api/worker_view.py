@@ -34,6 +34,9 @@ def look(
     wanted: collections.abc.Mapping[str, str],
     settings: pathlib.Path = handles.SETTINGS,
     proof: collections.abc.Callable[[int], bool] = is_webs,
+    *,
+    seconds: float = _ANSWERS,
+    comes: float = _COMES,
 ) -> dict[str, Sight] | None:
     """How web on this machine sees these workers.
 
@@ -43,19 +46,21 @@ def look(
         wanted: the workers' names, and the digest of the tags that each is to have; empty: any.
         settings: web's.
         proof: given the inode of a socket, whether it is web's.
+        seconds: how long all questions may take.
+        comes: for how many seconds a worker that is not as it should be is looked for again.
 
     Returns:
         None where web can't be asked now.
     """
     try:
-        web = Api(settings, _ANSWERS, proof)
+        web = Api(settings, seconds, proof)
         seen: dict[str, Sight] = {}
 
         def as_wanted() -> bool:
             seen.update(_all(web, wanted))
             return all(is_right(seen[name], tags) for name, tags in wanted.items())
 
-        waiting.until(as_wanted, _COMES, every=0.5)
+        waiting.until(as_wanted, comes, every=0.5)
     except (WebError, build_names.AnswerError):
         return None
     return seen
@@ -94,20 +99,21 @@ def prune(
     return left
 
 
-def wrong_for(*, wrong: bool) -> float:
+def wrong_for(*, wrong: bool, note: pathlib.Path = _WRONG_SINCE) -> float:
     """For how many seconds the worker has been seen otherwise than it should be.
 
     Args:
         wrong: whether it is now.
+        note: keeps since when it is, in seconds of the clock of this boot.
     """
     if not wrong:
-        files.ensure_absent(_WRONG_SINCE)
+        files.ensure_absent(note)
         return 0.0
     now = time.monotonic()
-    noted = re.fullmatch(r"([0-9]+)\n", files.read_text(_WRONG_SINCE) or "")
+    noted = re.fullmatch(r"([0-9]+)\n", files.read_text(note) or "")
     if noted is None:
-        files.ensure_directory(_WRONG_SINCE.parent)
-        files.ensure_file(_WRONG_SINCE, f"{now:.0f}\n")
+        files.ensure_directory(note.parent)
+        files.ensure_file(note, f"{now:.0f}\n")
         return 0.0
     return now - float(noted[1])
 

@@ -127,7 +127,7 @@ def load(dump: pathlib.Path, folder: pathlib.Path, time: str) -> str:
     """
     with _reported("loaded; nothing was changed", folder.parent):
         if web.uses_local_database():
-            return f"database {local_postgresql.load(dump, time)} on this machine"
+            return f"database {local_postgresql.HERE.load(dump, time)} on this machine"
         return f"schema {_load_elsewhere(dump, folder, time)} of the same database"
 
 

@@ -6,7 +6,9 @@ Each group is written to a list before it is frozen. The guard is a service of i
 the list and needs nothing of the program that froze the groups, which may be killed at any point.
 """
 
+import collections.abc
 import contextlib
+import dataclasses
 import errno
 import logging
 import os
@@ -73,12 +75,32 @@ def switch(
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """The service that thaws the groups on a list, whatever happens to this program.
+
+    Attributes:
+        list: the file with the switch of each group that may be frozen, a line each.
+        start: starts a transient service.
+        stop: stops a service, if it runs.
+    """
+
+    list: pathlib.Path = _LIST
+    start: collections.abc.Callable[..., None] = transient.start
+    stop: collections.abc.Callable[[str], bool] = services.ensure_stopped
+
+
 class Freezer:
     """The groups that this program has frozen. There are none before `begin` and after `end`."""
 
-    def __init__(self, held: float) -> None:
-        """Args: held: after how many seconds, 5 at least, the guard thaws frozen groups."""
-        self._held = max(held, _LEAST)
+    def __init__(self, held: float, guard: Guard = Guard()) -> None:
+        """Begin with none.
+
+        Args:
+            held: after how many seconds, 5 at least, the guard thaws frozen groups.
+            guard: the guard.
+        """
+        self._held, self._guard = max(held, _LEAST), guard
         self._frozen: set[pathlib.Path] = set()
         self._refused: set[pathlib.Path] = set()
 
@@ -88,19 +110,19 @@ class Freezer:
         Raises:
             machine.process.CommandError: the guard did not start, so nothing may be frozen.
         """
-        thaw_left()
-        services.ensure_stopped(GUARD)
-        files.ensure_directory(_LIST.parent)
-        files.ensure_file(_LIST, "")
-        argv = ["/bin/sh", "-ec", _GUARD, "sh", f"{self._held:.1f}", str(_LIST)]
+        self._thaw_left()
+        self._guard.stop(GUARD)
+        files.ensure_directory(self._guard.list.parent)
+        files.ensure_file(self._guard.list, "")
+        argv = ["/bin/sh", "-ec", _GUARD, "sh", f"{self._held:.1f}", str(self._guard.list)]
         description = f"Lets tasks go on that stand still ({time.monotonic_ns()})"
-        transient.start(GUARD, argv, description=description, properties={})
+        self._guard.start(GUARD, argv, description=description, properties={})
 
     def freeze(self, path: pathlib.Path) -> bool:
         """Freeze a control group. Return False if that is not possible."""
         if path in self._refused:
             return False
-        with _LIST.open("a") as file:
+        with self._guard.list.open("a") as file:
             file.write(f"{path}\n")
         self._frozen.add(path)
         try:
@@ -121,16 +143,15 @@ class Freezer:
         """Thaw all groups and stop the guard."""
         for path in (*self._frozen,):
             self.thaw(path)
-        services.ensure_stopped(GUARD)
-        files.ensure_absent(_LIST)
+        self._guard.stop(GUARD)
+        files.ensure_absent(self._guard.list)
 
-
-def thaw_left() -> None:
-    """Thaw the groups that a killed program left frozen."""
-    for line in (files.read_text(_LIST) or "").splitlines():
-        path = pathlib.Path(line)
-        if path.name in _WORDS:
-            _write(path, _WORDS[path.name][1])
+    def _thaw_left(self) -> None:
+        """Thaw the groups that a killed program left frozen."""
+        for line in (files.read_text(self._guard.list) or "").splitlines():
+            path = pathlib.Path(line)
+            if path.name in _WORDS:
+                _write(path, _WORDS[path.name][1])
 
 
 def _write(path: pathlib.Path, word: str) -> None:

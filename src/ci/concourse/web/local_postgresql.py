@@ -9,32 +9,19 @@ place was taken by a backup's, which has the time of that in its name.
 """
 
 import collections.abc
+import dataclasses
 import datetime
 import pathlib
 import typing
 
-from machine import files, packages, process
-from machine import polling as waiting
-from machine import systemd as services
-from machine.errors import PartError
+from ci.concourse.web.postgresql_server import DatabaseError, Server
+from gpu_agent import paths
+from machine import files, process
 
 SOCKET_FOLDER: typing.Final = pathlib.Path("/var/run/postgresql")
 
 DATABASE: typing.Final = "concourse"
 
-_PACKAGE: typing.Final = "postgresql"
-_SERVICE: typing.Final = "postgresql.service"
-_PSQL: typing.Final = "/usr/bin/psql"
-_CREATE_CLUSTER: typing.Final = "/usr/bin/pg_createcluster"
-_DROP_CLUSTER: typing.Final = "/usr/bin/pg_dropcluster"
-_CLUSTERS: typing.Final = pathlib.Path("/etc/postgresql")
-_VERSIONS: typing.Final = pathlib.Path("/usr/lib/postgresql")
-_OURS: typing.Final = pathlib.Path("/var/lib/gpu-ci/local-postgresql")
-# Whose database it is, where that unit is gone and another has this machine now.
-_ANOTHERS: typing.Final = _OURS.with_name("local-postgresql-of")
-# The day since which web keeps its data elsewhere; databases replaced by a backup, a line each.
-_SINCE: typing.Final = _OURS.with_name("local-postgresql-unused-since")
-_ASIDE: typing.Final = _OURS.with_name("local-postgresql-aside")
 _PG_RESTORE: typing.Final = "/usr/bin/pg_restore"
 _COMING: typing.Final = "concourse_coming"
 _FOUND: typing.Final = (
@@ -42,203 +29,186 @@ _FOUND: typing.Final = (
     "SELECT datname FROM pg_database WHERE datname = 'concourse' "
     "OR datname LIKE 'concourse%' AND pg_get_userbyid(datdba) = 'concourse'"
 )
-_START: typing.Final = 60.0  # seconds
-_LOAD: typing.Final = 6 * 3600.0
-_AS_ADMINISTRATOR: typing.Final = ("/usr/sbin/runuser", "--user", "postgres", "--")
+_LOAD: typing.Final = 6 * 3600.0  # seconds
 AS_OWNER: typing.Final = ("/usr/sbin/runuser", "--user", DATABASE, "--")
 """What is before a program that meets the database's content. Functions of a database run as who
 looks at its tables, or fills them, and those of an administrator may start programs."""
 
 
-class DatabaseError(PartError):
-    """The database on this machine can't be used. The text says why, and the next step."""
+@dataclasses.dataclass(frozen=True)
+class LocalDatabase:
+    """Web's database on this machine, and what the charm notes of it.
 
-
-def ensure(progress: collections.abc.Callable[[str], None]) -> bool:
-    """Have PostgreSQL with Concourse's role and database. Return True if any was missing.
-
-    Raises:
-        DatabaseError: if a database of that name has another owner, or PostgreSQL does not start.
-        machine.packages.PackageError: if apt can't install it.
-        machine.process.CommandError: if systemd fails.
+    Attributes:
+        folder: where the notes are.
+        server: PostgreSQL on this machine.
     """
-    if whose := files.read_text(_ANOTHERS):
-        raise DatabaseError(
-            f"PostgreSQL on this machine keeps the database {DATABASE} of {whose}: back it up and "
-            f"run the action remove-local-database confirm={DATABASE} on this unit, or juju "
-            "integrate this application with a database"
+
+    folder: pathlib.Path = paths.STATE
+    server: Server = Server()
+
+    @property
+    def _ours(self) -> pathlib.Path:
+        """There is a database of this charm's: the version of the cluster if that is ours too."""
+        return self.folder / "local-postgresql"
+
+    @property
+    def _anothers(self) -> pathlib.Path:
+        """Whose database it is, where that unit is gone and another has this machine now."""
+        return self.folder / "local-postgresql-of"
+
+    @property
+    def _since(self) -> pathlib.Path:
+        """The day since which web keeps its data elsewhere."""
+        return self.folder / "local-postgresql-unused-since"
+
+    @property
+    def _aside(self) -> pathlib.Path:
+        """The databases that a backup has replaced, a line each."""
+        return self.folder / "local-postgresql-aside"
+
+    def ensure(self, progress: collections.abc.Callable[[str], None]) -> bool:
+        """Have PostgreSQL with Concourse's role and database. Return True if any was missing.
+
+        Raises:
+            DatabaseError: if a database of that name has another owner, or PostgreSQL does not
+                answer.
+            machine.packages.PackageError: if apt can't install it.
+            machine.process.CommandError: if systemd fails.
+        """
+        if whose := files.read_text(self._anothers):
+            raise DatabaseError(
+                f"PostgreSQL on this machine keeps the database {DATABASE} of {whose}: back it up "
+                f"and run the action remove-local-database confirm={DATABASE} on this unit, or "
+                "juju integrate this application with a database"
+            )
+        if not self.server.is_installed():
+            progress("Installing PostgreSQL")
+        changed = self.server.ensure(self._note)
+        files.ensure_absent(self._since)
+        found = self.server.run(_FOUND).split()
+        have = [kind for kind, name in (("role", "role"), ("database", DATABASE)) if name in found]
+        if have and not self._ours.exists():
+            raise DatabaseError(
+                f"PostgreSQL on this machine has a {have[0]} concourse that is not this charm's: "
+                "rename it, or juju integrate this application with a database"
+            )
+        # Before the first of them exists, so that a hook that was killed knows its own.
+        self._note(files.read_text(self._ours) or "")
+        if "role" not in have:
+            self.server.run("CREATE ROLE concourse LOGIN")
+        if "database" not in have:
+            self.server.run("CREATE DATABASE concourse OWNER concourse")
+        return self._tidy(found) or changed or len(have) < 2
+
+    def kept(self) -> str:
+        """Return the database on this machine that this charm created; empty if there is none."""
+        if not self._ours.exists():
+            return ""
+        whose, since = files.read_text(self._anothers), files.read_text(self._since)
+        name = f"{DATABASE} of {whose}" if whose else DATABASE
+        return f"{name}, unused since {since}" if since else name
+
+    def aside(self) -> tuple[str, ...]:
+        """Return the databases here that a restored backup has replaced."""
+        return tuple((files.read_text(self._aside) or "").split())
+
+    def note_unused(self) -> bool:
+        """Note since when web does not use its database on this machine. Return True if it did."""
+        if not self._ours.exists() or self._since.exists():
+            return False
+        today = datetime.datetime.now(datetime.timezone.utc).date()
+        return files.ensure_file(self._since, today.isoformat())
+
+    def load(self, dump: pathlib.Path, time: str) -> str:
+        """Have a dump's content as the database that web uses, which must have been stopped.
+
+        Killed before its end, it has changed nothing that web sees.
+
+        Args:
+            dump: of pg_dump's custom format.
+            time: such as `20261123_190501`, for the name of the database that is here now.
+
+        Returns:
+            The name that the database here before has now.
+
+        Raises:
+            machine.process.CommandError: if PostgreSQL refuses.
+        """
+        before = f"{DATABASE}_{time}"
+        self.server.run(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
+        self.server.run(f"CREATE DATABASE {_COMING} OWNER {DATABASE}")
+        argv = [
+            *AS_OWNER, _PG_RESTORE, "--exit-on-error", "--no-owner", "--no-privileges",
+            f"--dbname={_COMING}",
+        ]  # fmt: skip
+        process.run_on_files(argv, timeout=_LOAD, stdin=dump)
+        self.server.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'concourse'"
         )
-    if not pathlib.Path(_PSQL).exists():
-        progress("Installing PostgreSQL")
-    changed = packages.ensure_installed(_PACKAGE)
-    created = _ensure_cluster()
-    changed |= services.ensure_running(_SERVICE, restart=created)
-    files.ensure_absent(_SINCE)
-    _wait()
-    found = _psql(_FOUND).split()
-    have = [kind for kind, name in (("role", "role"), ("database", DATABASE)) if name in found]
-    if have and not _OURS.exists():
-        raise DatabaseError(
-            f"PostgreSQL on this machine has a {have[0]} concourse that is not this charm's: "
-            "rename it, or juju integrate this application with a database"
+        # Before it has that name, so that it is known whenever it has it.
+        self._note_aside([*self.aside(), before])
+        self.server.run(  # in one transaction
+            f"ALTER DATABASE {DATABASE} RENAME TO {before}; "
+            f"ALTER DATABASE {_COMING} RENAME TO {DATABASE}"
         )
-    # Before the first of them exists, so that a hook that was killed knows its own.
-    _note(files.read_text(_OURS) or "")
-    if "role" not in have:
-        _psql("CREATE ROLE concourse LOGIN")
-    if "database" not in have:
-        _psql("CREATE DATABASE concourse OWNER concourse")
-    return _tidy(found) or changed or len(have) < 2
+        return before
+
+    def remove_aside(self, name: str) -> None:
+        """Drop a database that a restored backup has replaced.
+
+        Raises:
+            machine.process.CommandError: if PostgreSQL refuses.
+        """
+        self.server.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        self._note_aside([other for other in self.aside() if other != name])
+
+    def set_aside(self, whose: str) -> None:
+        """Have a database that is here already used by no web but that of the unit named."""
+        if self._ours.exists() and not self._anothers.exists():
+            files.ensure_file(self._anothers, whose)
+
+    def remove(self) -> bool:
+        """Drop role and database if they are ours, and PostgreSQL too if it came for them.
+
+        Returns:
+            Whether anything of ours was there.
+        """
+        made = files.read_text(self._ours)
+        if made:
+            self.server.drop_cluster(made)
+        elif made is not None and self.server.is_installed():
+            self.server.start()
+            for name in (DATABASE, _COMING, *self.aside()):
+                self.server.run(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+            self.server.run("DROP ROLE IF EXISTS concourse")
+        removed = self.server.remove()
+        for note in (self._anothers, self._since, self._aside):
+            files.ensure_absent(note)
+        return files.ensure_absent(self._ours) or removed
+
+    def _note(self, cluster: str) -> None:
+        """Write down that the database is ours, and the version of the cluster if that is too."""
+        files.ensure_directory(self._ours.parent)
+        files.ensure_file(self._ours, cluster)
+
+    def _note_aside(self, names: collections.abc.Collection[str]) -> bool:
+        """Note which databases a backup has replaced. Return whether the note has changed."""
+        if not names:
+            return files.ensure_absent(self._aside)
+        return files.ensure_file(self._aside, "".join(f"{name}\n" for name in names))
+
+    def _tidy(self, found: collections.abc.Collection[str]) -> bool:
+        """Take away what a restore that was killed has left. Return whether there was anything.
+
+        Args:
+            found: the databases that there are.
+        """
+        if _COMING in found:
+            self.server.run(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
+        changed = self._note_aside([name for name in self.aside() if name in found])
+        return changed or _COMING in found
 
 
-def kept() -> str:
-    """Return the database on this machine that this charm created; empty if there is none."""
-    if not _OURS.exists():
-        return ""
-    whose, since = files.read_text(_ANOTHERS), files.read_text(_SINCE)
-    name = f"{DATABASE} of {whose}" if whose else DATABASE
-    return f"{name}, unused since {since}" if since else name
-
-
-def aside() -> tuple[str, ...]:
-    """Return the databases here that a restored backup has replaced."""
-    return tuple((files.read_text(_ASIDE) or "").split())
-
-
-def note_unused() -> bool:
-    """Note since when web does not use its database on this machine. Return True if it did."""
-    if not _OURS.exists() or _SINCE.exists():
-        return False
-    today = datetime.datetime.now(datetime.timezone.utc).date()
-    return files.ensure_file(_SINCE, today.isoformat())
-
-
-def load(dump: pathlib.Path, time: str) -> str:
-    """Have a dump's content as the database that web uses, which must have been stopped.
-
-    Killed before its end, it has changed nothing that web sees.
-
-    Args:
-        dump: of pg_dump's custom format.
-        time: such as `20261123_190501`, for the name of the database that is here now.
-
-    Returns:
-        The name that the database here before has now.
-
-    Raises:
-        machine.process.CommandError: if PostgreSQL refuses.
-    """
-    before = f"{DATABASE}_{time}"
-    _psql(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
-    _psql(f"CREATE DATABASE {_COMING} OWNER {DATABASE}")
-    argv = [
-        *AS_OWNER, _PG_RESTORE, "--exit-on-error", "--no-owner", "--no-privileges",
-        f"--dbname={_COMING}",
-    ]  # fmt: skip
-    process.run_on_files(argv, timeout=_LOAD, stdin=dump)
-    _psql("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'concourse'")
-    # Before it has that name, so that it is known whenever it has it.
-    _note_aside([*aside(), before])
-    _psql(  # in one transaction
-        f"ALTER DATABASE {DATABASE} RENAME TO {before}; "
-        f"ALTER DATABASE {_COMING} RENAME TO {DATABASE}"
-    )
-    return before
-
-
-def remove_aside(name: str) -> None:
-    """Drop a database that a restored backup has replaced.
-
-    Raises:
-        machine.process.CommandError: if PostgreSQL refuses.
-    """
-    _psql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-    _note_aside([other for other in aside() if other != name])
-
-
-def set_aside(whose: str) -> None:
-    """Have a database that is here already used by no web but that of the unit named."""
-    if _OURS.exists() and not _ANOTHERS.exists():
-        files.ensure_file(_ANOTHERS, whose)
-
-
-def remove() -> bool:
-    """Drop role and database if they are ours, and PostgreSQL too if it came for them.
-
-    Returns:
-        Whether anything of ours was there.
-    """
-    made = files.read_text(_OURS)
-    if made:
-        process.run([_DROP_CLUSTER, "--stop", made, "main"], timeout=120, check=False)
-    elif made is not None and pathlib.Path(_PSQL).exists():
-        services.ensure_running(_SERVICE, restart=False)
-        _wait()
-        for name in (DATABASE, _COMING, *aside()):
-            _psql(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
-        _psql("DROP ROLE IF EXISTS concourse")
-    removed = packages.remove_installed(_PACKAGE)
-    for note in (_ANOTHERS, _SINCE, _ASIDE):
-        files.ensure_absent(note)
-    return files.ensure_absent(_OURS) or removed
-
-
-def _ensure_cluster() -> bool:
-    """Make a cluster where PostgreSQL has none, as installing the package does by default."""
-    if any(_CLUSTERS.glob("*/*")):
-        return False
-    version = max((path.name for path in _VERSIONS.iterdir()), key=int)
-    _note(version)
-    process.run([_CREATE_CLUSTER, version, "main"], timeout=120)
-    return True
-
-
-def _note(cluster: str) -> None:
-    """Write down that the database is ours, and the version of the cluster if that is too."""
-    files.ensure_directory(_OURS.parent)
-    files.ensure_file(_OURS, cluster)
-
-
-def _note_aside(names: collections.abc.Collection[str]) -> bool:
-    """Note which databases a backup has replaced. Return whether the note has changed."""
-    if not names:
-        return files.ensure_absent(_ASIDE)
-    return files.ensure_file(_ASIDE, "".join(f"{name}\n" for name in names))
-
-
-def _tidy(found: collections.abc.Collection[str]) -> bool:
-    """Take away what a restore that was killed has left. Return whether there was anything.
-
-    Args:
-        found: the databases that there are.
-    """
-    if _COMING in found:
-        _psql(f"DROP DATABASE IF EXISTS {_COMING} WITH (FORCE)")
-    changed = _note_aside([name for name in aside() if name in found])
-    return changed or _COMING in found
-
-
-def _wait() -> None:
-    try:
-        waiting.retry(
-            lambda: _psql("SELECT 1"),
-            lambda error: isinstance(error, process.CommandError),
-            _START,
-        )
-    except process.CommandError as error:
-        raise DatabaseError(
-            f"PostgreSQL on this machine does not answer: {error}. See pg_lsclusters and "
-            "journalctl -u postgresql@*"
-        ) from error
-
-
-def _psql(statement: str) -> str:
-    """Run SQL as PostgreSQL's own administrator, who needs no password at the socket."""
-    return process.run(
-        [
-            *_AS_ADMINISTRATOR, _PSQL,
-            "--no-psqlrc", "--quiet", "--tuples-only", "--no-align",
-            "--set=ON_ERROR_STOP=1", "--dbname=postgres", f"--command={statement}",
-        ],
-        timeout=60,
-    ).stdout  # fmt: skip
+HERE: typing.Final = LocalDatabase()
+"""The one of this machine."""

@@ -55,14 +55,15 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
         Whether anything had to be changed.
 
     Raises:
-        ci.concourse.web.local_postgresql.DatabaseError: if the database on this machine can't be
+        ci.concourse.web.postgresql_server.DatabaseError: if the database on this machine can't be
             used.
         machine.process.CommandError: if systemd can't start it.
     """
     changed = users.ensure_user(service.USER, pathlib.Path("/nonexistent"))
     own = plan.database is None
-    changed |= local_postgresql.ensure(progress) if own else local_postgresql.note_unused()
-    read_once, wrote = web_files.write(plan)
+    own_files, database = web_files.Files(), local_postgresql.HERE
+    changed |= database.ensure(progress) if own else database.note_unused()
+    read_once, wrote = own_files.write(plan)
     changed |= wrote
     content = templates.render(
         service.TEMPLATES,
@@ -76,7 +77,7 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
     changed |= services.ensure_unit(SERVICE, content)
     current = str(release.CURRENT.resolve())
     revision, wrote = service.ensure_settings(
-        ENVIRONMENT, "web.env", web_files.settings(plan), content, current, *read_once
+        ENVIRONMENT, "web.env", own_files.settings(plan), content, current, *read_once
     )
     changed |= wrote
     if service.runs_with(SERVICE, revision):
@@ -120,24 +121,30 @@ def authorized() -> frozenset[str]:
     return frozenset((files.read_text(AUTHORIZED) or "").splitlines())
 
 
-def new_secrets() -> WebSecrets:
-    """Return new keys and a new admin password."""
+def new_secrets(
+    new_key: collections.abc.Callable[[], str] = keys.generate_private_key,
+) -> WebSecrets:
+    """Return new keys and a new admin password.
+
+    Args:
+        new_key: makes a private key, in PEM.
+    """
     return WebSecrets(
         # Without the dash that token_urlsafe may begin with: fly would take it for an option.
         admin_password=secrets.token_hex(24),
-        tsa_host_key=keys.generate_private_key(),
-        session_signing_key=keys.generate_private_key(),
+        tsa_host_key=new_key(),
+        session_signing_key=new_key(),
     )
 
 
-def url() -> str | None:
-    """Return the external URL of this unit's web; None without web."""
-    return service.setting(ENVIRONMENT, "CONCOURSE_EXTERNAL_URL")
+def url(environment: pathlib.Path = ENVIRONMENT) -> str | None:
+    """Return the external URL of the web with these settings; None without web."""
+    return service.setting(environment, "CONCOURSE_EXTERNAL_URL")
 
 
-def metrics_port() -> int | None:
-    """Where on 127.0.0.1 the web that was set up here serves metrics; None: nowhere."""
-    port = service.setting(ENVIRONMENT, "CONCOURSE_PROMETHEUS_BIND_PORT")
+def metrics_port(environment: pathlib.Path = ENVIRONMENT) -> int | None:
+    """Where on 127.0.0.1 the web with these settings serves metrics; None: nowhere."""
+    port = service.setting(environment, "CONCOURSE_PROMETHEUS_BIND_PORT")
     return int(port) if port else None
 
 
@@ -169,8 +176,8 @@ def remove() -> bool:
     `ci.concourse.web.local_postgresql`.
     """
     removed = services.remove_unit(SERVICE)
-    removed |= local_postgresql.note_unused()
-    removed |= web_files.remove()
+    removed |= local_postgresql.HERE.note_unused()
+    removed |= web_files.Files().remove()
     for path in (ENVIRONMENT, _READ, LOST):
         removed |= files.ensure_absent(path)
     removed |= files.remove_if_empty(_READ.parent)

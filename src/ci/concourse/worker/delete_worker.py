@@ -9,8 +9,10 @@ ends. A TSA is an SSH server, so this module sends it by ssh.
 """
 
 import collections.abc
+import dataclasses
 import json
 import logging
+import pathlib
 import time
 import typing
 
@@ -18,7 +20,6 @@ from ci.concourse import service
 from machine import files, process
 
 _SSH: typing.Final = "/usr/bin/ssh"
-_KNOWN: typing.Final = service.KEYS / "known_hosts"
 # In seconds: for each TSA, and for all of them.
 _PATIENCE: typing.Final = 10.0
 _ALL: typing.Final = 30.0
@@ -26,96 +27,95 @@ _ALL: typing.Final = 30.0
 _log = logging.getLogger(__name__)
 
 
-def delete(
-    worker: collections.abc.Mapping[str, str],
-    tsa_hosts: collections.abc.Iterable[str],
-    host_keys: collections.abc.Collection[str],
-    key: str,
-) -> bool:
-    """Have web forget a worker, whatever state it has there.
+@dataclasses.dataclass(frozen=True)
+class Tsas:
+    """The TSAs of a worker's web, and the program that asks them.
 
-    Args:
-        worker: its `name`, and its `team` if it has one.
-        tsa_hosts: HOST:PORT of each TSA; the first that answers is asked.
+    Attributes:
+        hosts: HOST:PORT of each.
         host_keys: those that a TSA may show, a line each.
         key: the file of the worker's private key.
-
-    Returns:
-        Whether a TSA took it.
+        known: the file of host keys that ssh reads; it is there only meanwhile.
+        run: runs a program.
+        clock: seconds that no change of the machine's clock touches.
     """
-    asked = json.dumps({name: value for name, value in worker.items() if value}) + "\n"
-    end = time.monotonic() + _ALL
-    for tsa in tsa_hosts:
-        try:
-            _ask(tsa, host_keys, key, "delete-worker", asked, end)
-            return True
-        except (process.CommandError, OSError) as error:
-            _log.warning("%s keeps the worker in its list: %s", tsa, error)
-            if isinstance(error, TimeoutError):  # The other TSAs would be asked too late.
-                break
-    return False
 
+    hosts: collections.abc.Collection[str]
+    host_keys: collections.abc.Collection[str]
+    key: str
+    known: pathlib.Path = service.KEYS / "known_hosts"
+    run: collections.abc.Callable[..., object] = process.run
+    clock: collections.abc.Callable[[], float] = time.monotonic
 
-def is_refused(
-    tsa_hosts: collections.abc.Iterable[str],
-    host_keys: collections.abc.Collection[str],
-    key: str,
-) -> bool:
-    """Return whether a TSA refuses the worker's key and none takes it; see delete.
+    def delete(self, worker: collections.abc.Mapping[str, str]) -> bool:
+        """Have web forget a worker, whatever state it has there. The first that answers is asked.
 
-    Web takes the key of a worker that left its relation no more: then it learns of no end of a
-    build there.
-    """
-    refused, end = False, time.monotonic() + _ALL
-    for tsa in tsa_hosts:
-        try:
-            # No command of the TSA's, which says so to whom it lets in.
-            _ask(tsa, host_keys, key, "gpu-ci-hello", "", end)
-        except process.CommandError as error:
-            if "Permission denied" not in error.stderr:
+        Args:
+            worker: its `name`, and its `team` if it has one.
+
+        Returns:
+            Whether a TSA took it.
+        """
+        asked = json.dumps({name: value for name, value in worker.items() if value}) + "\n"
+        end = self.clock() + _ALL
+        for tsa in self.hosts:
+            try:
+                self._ask(tsa, "delete-worker", asked, end)
+                return True
+            except (process.CommandError, OSError) as error:
+                _log.warning("%s keeps the worker in its list: %s", tsa, error)
+                if isinstance(error, TimeoutError):  # The other TSAs would be asked too late.
+                    break
+        return False
+
+    def refuse(self) -> bool:
+        """Return whether a TSA refuses the worker's key and none takes it.
+
+        Web takes the key of a worker that left its relation no more: then it learns of no end of
+        a build there.
+        """
+        refused, end = False, self.clock() + _ALL
+        for tsa in self.hosts:
+            try:
+                # No command of the TSA's, which says so to whom it lets in.
+                self._ask(tsa, "gpu-ci-hello", "", end)
+            except process.CommandError as error:
+                if "Permission denied" not in error.stderr:
+                    return False
+                refused = True
+            except OSError:
                 return False
-            refused = True
-        except OSError:
-            return False
-        else:
-            return False
-    return refused
+            else:
+                return False
+        return refused
 
+    def _ask(self, tsa: str, command: str, stdin: str, end: float) -> None:
+        """Give a TSA a command, before this moment of the clock.
 
-def _ask(
-    tsa: str,
-    host_keys: collections.abc.Collection[str],
-    key: str,
-    command: str,
-    stdin: str,
-    end: float,
-) -> None:
-    """Give a TSA a command, before this moment of time.monotonic().
+        Raises:
+            machine.process.CommandError: it refuses, or gives no answer.
+            OSError: ssh can't be started, or the moment is over.
+        """
+        timeout = min(_PATIENCE, end - self.clock())
+        if timeout <= 0:
+            raise TimeoutError(f"no TSA has answered within {_ALL:g} s")
+        host, _, port = tsa.rpartition(":")
+        host = host.strip("[]")
+        # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
+        shown = host if port == "22" else f"[{host}]:{port}"
+        lines = "".join(f"{shown} {line}\n" for line in self.host_keys)
+        try:
+            files.ensure_file(self.known, lines, mode=0o600)
+            self.run(self._command(host, port, command), timeout=timeout, stdin=stdin)
+        finally:
+            files.ensure_absent(self.known)
 
-    Raises:
-        machine.process.CommandError: it refuses, or gives no answer.
-        OSError: ssh can't be started, or the moment is over.
-    """
-    timeout = min(_PATIENCE, end - time.monotonic())
-    if timeout <= 0:
-        raise TimeoutError(f"no TSA has answered within {_ALL:g} s")
-    host, _, port = tsa.rpartition(":")
-    host = host.strip("[]")
-    # As ssh looks it up (openssh-9.2p1 misc.c, put_host_port).
-    shown = host if port == "22" else f"[{host}]:{port}"
-    lines = "".join(f"{shown} {line}\n" for line in host_keys)
-    try:
-        files.ensure_file(_KNOWN, lines, mode=0o600)
-        process.run(_command(host, port, key, command), timeout=timeout, stdin=stdin)
-    finally:
-        files.ensure_absent(_KNOWN)
-
-
-def _command(host: str, port: str, key: str, command: str) -> list[str]:
-    settings = (
-        "BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes",
-        f"UserKnownHostsFile={_KNOWN}", "GlobalKnownHostsFile=/dev/null",
-        f"ConnectTimeout={_PATIENCE / 2:.0f}",
-    )  # fmt: skip
-    options = [word for setting in settings for word in ("-o", setting)]
-    return [_SSH, "-F", "/dev/null", "-p", port, "-i", key, *options, f"beacon@{host}", command]
+    def _command(self, host: str, port: str, command: str) -> list[str]:
+        settings = (
+            "BatchMode=yes", "IdentitiesOnly=yes", "StrictHostKeyChecking=yes",
+            f"UserKnownHostsFile={self.known}", "GlobalKnownHostsFile=/dev/null",
+            f"ConnectTimeout={_PATIENCE / 2:.0f}",
+        )  # fmt: skip
+        options = [word for setting in settings for word in ("-o", setting)]
+        program = [_SSH, "-F", "/dev/null", "-p", port, "-i", self.key]
+        return [*program, *options, f"beacon@{host}", command]

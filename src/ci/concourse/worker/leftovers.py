@@ -46,6 +46,17 @@ _ADDRESS: typing.Final = re.compile(
 _CNI_DATA: typing.Final = pathlib.Path("/var/lib/cni")
 
 
+def remove(release: pathlib.Path, work_dir: pathlib.Path) -> bool:
+    """Remove all of it: containers, and then their network. Return True if there was any.
+
+    Args:
+        release: the folder that Concourse's programs lie in.
+        work_dir: the worker's, which has mounts below it.
+    """
+    removed = remove_containers(release, work_dir)
+    return remove_network() or removed
+
+
 def remove_containers(release: pathlib.Path, work_dir: pathlib.Path) -> bool:
     """End all containers of Concourse and what holds them. Return True if there were any.
 

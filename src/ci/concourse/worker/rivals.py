@@ -20,20 +20,24 @@ _OUR_SERVICE: typing.Final = "concourse-worker.service"
 _LISTENS: typing.Final = 0x10000
 
 
-def look(root: pathlib.Path = pathlib.Path("/")) -> Rivals:
-    """Return the rivals on the machine whose files lie below `root`.
+def look(root: pathlib.Path = pathlib.Path("/"), socket: str = _SOCKET) -> Rivals:
+    """Return the rivals on a machine.
+
+    Args:
+        root: where its files lie.
+        socket: the path that containerd listens at.
 
     Raises:
         gpu_agent.model.errors.UnknownError: a file cannot be read.
     """
     runc = root / _RUNC
     try:
-        return Rivals(_containerd(root / "proc"), f"/{_RUNC}" if runc.exists() else "")
+        return Rivals(_containerd(root / "proc", socket), f"/{_RUNC}" if runc.exists() else "")
     except OSError as error:
         raise errors.unknown(error) from error
 
 
-def _containerd(proc: pathlib.Path) -> str:
+def _containerd(proc: pathlib.Path, socket: str) -> str:
     """Return the service or program besides Concourse that listens on containerd's socket.
 
     A later program removes the socket file of an earlier one, which keeps listening, so there may
@@ -42,7 +46,7 @@ def _containerd(proc: pathlib.Path) -> str:
     Raises:
         OSError: /proc cannot be read.
     """
-    wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix")}
+    wanted = {f"socket:[{inode}]" for inode in _listeners(proc / "net/unix", socket)}
     if not wanted:
         return ""
     owned: set[str] = set()
@@ -66,12 +70,12 @@ def _containerd(proc: pathlib.Path) -> str:
     return ""
 
 
-def _listeners(table: pathlib.Path) -> list[str]:
+def _listeners(table: pathlib.Path, socket: str) -> list[str]:
     """Inodes of the sockets that listen under containerd's path (proc(5), /proc/net/unix).
 
     Every user can have a socket whose path holds any bytes, newlines among them.
     """
-    row = rf"^\S+: \S+ \S+ ([0-9A-F]{{8}}) \S+ \S+ +([0-9]+) (?:/var)?{re.escape(_SOCKET)}$"
+    row = rf"^\S+: \S+ \S+ ([0-9A-F]{{8}}) \S+ \S+ +([0-9]+) (?:/var)?{re.escape(socket)}$"
     rows = re.findall(row, table.read_text(errors="replace"), re.MULTILINE)
     return [inode for flags, inode in rows if int(flags, 16) & _LISTENS]
 

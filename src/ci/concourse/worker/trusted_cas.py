@@ -15,35 +15,41 @@ import typing
 from ci.concourse import service
 from machine import files
 
-FOLDER: typing.Final = service.CONFIG / "certs"
+_FOLDER: typing.Final = service.CONFIG / "certs"
 # Where Debian and Ubuntu have all CAs in one file, and Go, OpenSSL and curl look for it.
 _NAME: typing.Final = "ca-certificates.crt"
 _MACHINES: typing.Final = pathlib.Path("/etc/ssl/certs", _NAME)
 
 
-def ensure(pem: str, had: str = "") -> str:
+def ensure(
+    pem: str,
+    had: str = "",
+    folder: pathlib.Path = _FOLDER,
+    machines: pathlib.Path = _MACHINES,
+) -> str:
     """Have the folder for Concourse with the machine's CAs and these. Return its path.
 
     Args:
         pem: the operator's certificates; empty: no folder is made, and the answer is empty.
         had: the worker's last path, which it may read until it is restarted.
+        folder: where there is one folder for each content.
+        machines: the file of the machine's CAs.
     """
     kept, name = {pathlib.PurePath(had).name}, ""
     if pem:
-        content = f"{files.read_text(_MACHINES) or ''}{pem}"
+        content = f"{files.read_text(machines) or ''}{pem}"
         name = hashlib.sha256(content.encode()).hexdigest()[:16]
-        files.ensure_directory(FOLDER.parent)
-        for folder in (FOLDER, FOLDER / name):
-            files.ensure_directory(folder)
-        files.ensure_file(FOLDER / name / _NAME, content)
+        for one in (folder.parent, folder, folder / name):
+            files.ensure_directory(one)
+        files.ensure_file(folder / name / _NAME, content)
         kept.add(name)
-    for other in files.entries(FOLDER):
+    for other in files.entries(folder):
         if other.name not in kept:
             files.ensure_absent(other)
-    files.remove_if_empty(FOLDER)
-    return str(FOLDER / name) if name else ""
+    files.remove_if_empty(folder)
+    return str(folder / name) if name else ""
 
 
-def remove() -> bool:
+def remove(folder: pathlib.Path = _FOLDER) -> bool:
     """Take the folder away. Return True if it was there."""
-    return files.ensure_absent(FOLDER)
+    return files.ensure_absent(folder)

@@ -5,7 +5,6 @@
 import collections.abc
 import contextlib
 import logging
-import math
 import pathlib
 import re
 import time
@@ -16,12 +15,14 @@ from ci.concourse.plan.model import WorkerPlan
 from ci.concourse.restart import lossless as restart
 from ci.concourse.restart import running_steps as steps
 from ci.concourse.upstream import HEALTH_PORT
-from ci.concourse.worker import connection, launcher, leftovers, volumes
+from ci.concourse.worker import connection, former, launcher, leftovers, volumes
 from ci.concourse.worker import delete_worker as farewell
 from ci.concourse.worker import keys as worker_keys
 from ci.concourse.worker import ports as worker_ports
 from ci.concourse.worker import trusted_cas as certificates
 from ci.concourse.worker import watchdog as worker_watch
+from ci.concourse.worker.departure import Departure
+from ci.concourse.worker.former import Former
 from machine import files, process, templates
 from machine import polling as waiting
 from machine import systemd as services
@@ -42,9 +43,7 @@ _START: typing.Final = 30.0  # seconds; it takes 3 to 5, on a busy machine more
 # worker/beacon_runner.go), and has to last for 2; web may take longer to hear of a new one's key.
 _DIALS: typing.Final = 12.0
 _CONNECT: typing.Final = 30.0
-# In seconds: how long a worker that leaves may take to finish its builds, and those whose results
-# its web takes no more.
-RETIRE_SECONDS: typing.Final = 300
+# In seconds: how long builds may take whose results web takes no more.
 FAREWELL_SECONDS: typing.Final = 30
 _STOP: typing.Final = 20.0  # seconds for each SIGTERM; web answers in one, or is not there
 
@@ -76,24 +75,24 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     Raises:
         machine.process.CommandError: if systemd can't start it.
     """
-    worker_keys.ensure(plan.private_key)
-    _leave_other_team(plan.team, progress)
-    driver = _driver(progress)
+    worker_keys.WorkerKeys().ensure(plan.private_key)
+    driver = _former().make_way(plan.team, progress)
     # Containers in a user namespace of their own reach their root file system through these.
     for folder in (HOME, WORK_DIR, VOLUMES):
         files.ensure_directory(folder)
     tsa_keys = "".join(f"{key}\n" for key in plan.tsa_public_keys)
-    content, before = _unit(plan.tags), _tags()
+    content, before = _unit(plan.tags), tags()
     runc = f"{release.CURRENT}/bin/runc --root={leftovers.RUNC_STATE}"
     end = templates.render(service.TEMPLATES, _END, tasks=steps.TASKS, runc=runc)
     wrote = files.ensure_file(_TSA_KEYS, tsa_keys, mode=0o600)
     wrote |= worker_ports.ensure()
     wrote |= services.ensure_unit(_END, end, boot=False)
     wrote |= services.ensure_unit(SERVICE, content) | worker_watch.ensure(HEALTH_PORT)
+    had = service.setting(_ENVIRONMENT, "CONCOURSE_CERTS_DIR") or ""
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
         "worker.env",
-        _settings(plan, driver),
+        settings(plan, driver, certificates.ensure(plan.certificates, had)),
         content,
         tsa_keys,
         files.read_text(worker_keys.PRIVATE) or "",
@@ -105,16 +104,17 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     if service.runs_with(SERVICE, revision):
         return wrote
     progress("Starting the Concourse worker")
-    if before == plan.tags:
-        _log.info(
-            "the worker starts with other settings, another release or containerd's launcher"
-        )
-    else:
-        had = ", ".join(before) or "none"
-        _log.info("the worker starts with other tags: %s; before: %s", ", ".join(plan.tags), had)
+    _log.info("the worker starts with %s", what_differs(before, plan.tags))
     restart.worker(SERVICE, VOLUMES, progress)
     waiting.until(healthy, _START)
     return True
+
+
+def what_differs(before: tuple[str, ...], now: tuple[str, ...]) -> str:
+    """Return the cause of a start of the worker, given its tags before and now."""
+    if before == now:
+        return "other settings, another release or containerd's launcher"
+    return f"other tags: {', '.join(now)}; before: {', '.join(before) or 'none'}"
 
 
 def name() -> str:
@@ -124,23 +124,24 @@ def name() -> str:
 
 def has_tag(tag: str) -> bool:
     """Whether the worker's service registers this tag with web."""
-    return tag in _tags()
+    return tag in tags()
 
 
-def _tags() -> tuple[str, ...]:
-    """The tags of the worker that was set up here, as systemd shows them."""
-    started = services.show(SERVICE, "ExecStart").get("ExecStart", "").split()
+def tags(
+    show: collections.abc.Callable[[str, str], dict[str, str]] = services.show,
+) -> tuple[str, ...]:
+    """The tags of the worker that was set up here.
+
+    Args:
+        show: returns what systemd shows of a service, by the property's name.
+    """
+    started = show(SERVICE, "ExecStart").get("ExecStart", "").split()
     return tuple(word[len("--tag=") :] for word in started if word.startswith("--tag="))
 
 
 def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
-    """How the worker that was set up here keeps its volumes; empty if none was.
-
-    One of before the charm decided that has what Concourse takes by itself.
-    """
-    path = root / str(_ENVIRONMENT).lstrip("/")
-    found = service.setting(path, "CONCOURSE_BAGGAGECLAIM_DRIVER")
-    return found or (volumes.OVERLAY if path.exists() else "")
+    """How the worker that was set up here keeps its volumes; empty if none was."""
+    return former.driver(root / str(_ENVIRONMENT).lstrip("/"))
 
 
 def copies_volumes() -> bool:
@@ -190,15 +191,11 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
         return services.ensure_disabled(SERVICE)
     services.ensure_not_enabled(SERVICE)
     services.signal(SERVICE, "SIGUSR2")
-    end = time.monotonic() + timeout
-    alone = math.inf
-    while (left := min(end, alone + FAREWELL_SECONDS) - time.monotonic()) > 0:
-        progress(f"Retiring the worker: {_waited_for(alone)} {left:.0f} s left")
-        if _wait_until_gone(pid, min(left, 15)):
-            break
-        if end - time.monotonic() > FAREWELL_SECONDS:
-            heard = not _is_refused() and _may_have_web()
-            alone = math.inf if heard else min(alone, time.monotonic())
+    Departure(
+        ends=lambda seconds: _wait_until_gone(pid, seconds),
+        is_heard=lambda: not _tsas().refuse() and _may_have_web(),
+        alone=FAREWELL_SECONDS,
+    ).wait(timeout, progress)
     for _ in range(2):
         # The first deletes it from the cluster at once, the second ends what still drains.
         if _runs(pid):
@@ -207,33 +204,18 @@ def retire(timeout: float, progress: collections.abc.Callable[[str], None]) -> b
     return services.ensure_disabled(SERVICE)
 
 
-def _waited_for(alone: float) -> str:
-    """What a worker that retires is waited for, which has so many seconds left."""
-    if alone < math.inf:
-        return "web takes nothing of it any more, its builds have"
-    with contextlib.suppress(OSError):
-        if not steps.running():
-            return "no step runs, web has to take it off its list, which has"
-    return "its builds have"
-
-
-def _is_refused() -> bool:
-    key = str(worker_keys.PRIVATE)
-    return farewell.is_refused(_tsa_hosts(), trusted() or (), key)
-
-
-def _tsa_hosts() -> list[str]:
+def _tsas() -> farewell.Tsas:
     hosts = service.setting(_ENVIRONMENT, "CONCOURSE_TSA_HOST")
-    return hosts.split(",") if hosts else []
+    known = hosts.split(",") if hosts else []
+    return farewell.Tsas(known, trusted() or (), str(worker_keys.PRIVATE))
 
 
 def _delete_row() -> None:
     """Have web forget a worker that has landed or does not run; else it stays in its list."""
-    if name() and (hosts := _tsa_hosts()):
+    if name():
         team = service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or ""
-        key = str(worker_keys.PRIVATE)
         # No web is no reason to stay.
-        farewell.delete({"name": name(), "team": team}, hosts, trusted() or (), key)
+        _tsas().delete({"name": name(), "team": team})
 
 
 def main_pid() -> int:
@@ -290,7 +272,7 @@ def remove() -> bool:
     removed |= services.remove_unit(SERVICE)
     removed |= services.remove_unit(_END)
     removed |= worker_ports.remove()
-    removed |= _remove_work()
+    removed |= _former().remove_work()
     for path in (_ENVIRONMENT, _TSA_KEYS, *worker_keys.FILES):
         removed |= files.ensure_absent(path)
     for folder in (WORK_DIR, HOME):
@@ -300,42 +282,8 @@ def remove() -> bool:
     return service.remove_empty_folders() or removed
 
 
-def _remove_work() -> bool:
-    # The work dir goes last: as long as something is in it, there are leftovers.
-    if not WORK_DIR.is_dir() or not any(WORK_DIR.iterdir()):
-        return False
-    leftovers.remove_containers(release.ROOT, WORK_DIR)
-    leftovers.remove_network()
-    return files.ensure_absent(WORK_DIR)
-
-
-def _driver(progress: collections.abc.Callable[[str], None]) -> str:
-    """Choose how volumes are to be kept; without the old ones if that changes.
-
-    Another driver would find those empty, and steps an image without a file. Web forgets them
-    with the worker.
-    """
-    had = volume_driver()
-    if not had:
-        # In a storage of Juju's: of a unit that had it before. Web knows nothing of that.
-        _remove_work()
-    driver = volumes.choose(had, WORK_DIR)
-    if had and driver != had:
-        progress("Setting up the worker again: its volumes can no longer be mounted")
-        retire(FAREWELL_SECONDS, progress)
-        _remove_work()
-    return driver
-
-
-def _leave_other_team(team: str, progress: collections.abc.Callable[[str], None]) -> None:
-    """Have web forget a worker that is another team's by now, or everybody's.
-
-    It takes none whose name it knows so (95872ce1a atc/db/worker_factory.go).
-    """
-    known = service.setting(_ENVIRONMENT, "CONCOURSE_NAME")
-    if known and (service.setting(_ENVIRONMENT, "CONCOURSE_TEAM") or "") != team:
-        progress("Setting up the worker again for another team")
-        retire(RETIRE_SECONDS, progress)
+def _former() -> Former:
+    return Former(_ENVIRONMENT, WORK_DIR, FAREWELL_SECONDS, retire)
 
 
 def _unit(tags: tuple[str, ...]) -> str:
@@ -353,7 +301,14 @@ def _unit(tags: tuple[str, ...]) -> str:
     )
 
 
-def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
+def settings(plan: WorkerPlan, driver: str, cas: str) -> dict[str, typing.Any]:
+    """Return what templates/worker.env shows.
+
+    Args:
+        plan: the worker's.
+        driver: how it keeps volumes.
+        cas: the folder of certificates for checks, gets and puts; empty: the machine's own.
+    """
     return {
         "name": plan.name,
         "work_dir": str(WORK_DIR),
@@ -368,9 +323,7 @@ def _settings(plan: WorkerPlan, driver: str) -> dict[str, typing.Any]:
         "mtu": plan.settings.mtu or (0 if _has_default_route() else _MTU),
         "team": plan.team,
         "max_containers": plan.settings.max_containers,
-        "certificates": certificates.ensure(
-            plan.certificates, service.setting(_ENVIRONMENT, "CONCOURSE_CERTS_DIR") or ""
-        ),
+        "certificates": cas,
         "proxies": process.proxies(),
     }
 

@@ -5,7 +5,6 @@
 import asyncio
 import json
 import os
-import re
 import ssl
 import sys
 import threading
@@ -59,17 +58,11 @@ def required(settings: Mapping[str, str], name: str) -> str:
 
 
 def private_key(path: str) -> asyncssh.SSHKey:
-    """The RSA key in the file, in the formats that Concourse reads: PEM of PKCS#1 or PKCS#8."""
-    text = read_file(path)
-    if not re.search("-----BEGIN (RSA )?PRIVATE KEY-----", text):
-        raise StandinError(f"{path}: key must be a PEM encoded PKCS1 or PKCS8 private key")
+    """The private key in the file."""
     try:
-        key = asyncssh.import_private_key(text)
+        return asyncssh.import_private_key(read_file(path))
     except asyncssh.KeyImportError as error:
         raise StandinError(f"{path}: {error}") from error
-    if key.get_algorithm() != "ssh-rsa":
-        raise StandinError(f"{path}: key is not a valid RSA private key")
-    return key
 
 
 def public_keys(path: str) -> list[asyncssh.SSHKey]:

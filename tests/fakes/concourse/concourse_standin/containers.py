@@ -2,9 +2,10 @@
 # See LICENSE file for licensing details.
 """The worker's containers, made through ``ctr``, and all that a restart of the worker survives.
 
-A step has a folder ``steps/<handle>`` in the work directory: its log, its volumes, and at its end
-``result.json``. The shim writes a task's output to the log itself and keeps its exit status, so
-neither needs the worker or containerd while the task runs.
+A step has a folder ``steps/<handle>`` in the work directory: its log, and at its end
+``result.json``. The shim writes the step's output itself and keeps its exit status, so neither
+needs the worker or containerd while the step runs. None goes through ``ctr``: on a busy machine
+``ctr tasks exec`` opens its pipe after the process has ended, loses all and exits with 0.
 """
 
 import asyncio
@@ -14,7 +15,6 @@ import shutil
 import subprocess
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -58,22 +58,24 @@ class Containers:
         self._stopped: set[str] = set()
         self._running: set[str] = set()
 
-    async def ctr(
-        self, *args: str, stdin: bytes = b"", stderr: Path | None = None
-    ) -> tuple[int, bytes, str]:
-        """Run ``ctr``; its exit status, output and errors (or these appended to ``stderr``)."""
-        argv = (str(self._bin / "ctr"), "--namespace", NAMESPACE, *args)
-        pipe = asyncio.subprocess.PIPE
-        with stderr.open("ab") if stderr else nullcontext(pipe) as errors:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe, stdout=pipe, stderr=errors
-            )
+    async def ctr(self, *args: str) -> tuple[int, str]:
+        """Run ``ctr``; its exit status and errors."""
+        pipe, null = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            self._bin / "ctr",
+            "--namespace",
+            NAMESPACE,
+            *args,
+            stdin=null,
+            stdout=null,
+            stderr=pipe,
+        )
         try:
-            out, err = await asyncio.wait_for(process.communicate(stdin), self._request_seconds)
+            _, errors = await asyncio.wait_for(process.communicate(), self._request_seconds)
         except asyncio.TimeoutError as error:
             process.kill()
             raise StandinError("timeout exceeded") from error
-        return process.returncode or 0, out, (err or b"").decode(errors="replace").strip()
+        return process.returncode or 0, errors.decode(errors="replace").strip()
 
     def start(self, step: Step, build: int) -> None:
         """Start the step, or go on with it; nothing if it runs or is done."""
@@ -111,12 +113,14 @@ class Containers:
 
     async def hijack(self, step: Step, args: list[str]) -> dict[str, Any]:
         """Run one more process in the step's container, without a terminal."""
-        folder, handle = self._folder(step["handle"]), step["handle"]
-        exec_id = str(uuid.uuid4())
-        code, out, errors = await self.ctr(*self._exec(step, folder, exec_id), handle, *args)
-        if errors.startswith("ctr: "):
-            return {"error": str(_refused_process(handle, errors))}
-        return {"exit": code, "output": out.decode(errors="replace") + errors}
+        name = str(uuid.uuid4())
+        output = self._folder(step["handle"]) / name
+        try:
+            await self._begin_process(step, name, output, args)
+            code = await self._end_of(step["handle"], name, "running")
+        except StandinError as error:
+            return {"error": str(error)}
+        return {"exit": code, "output": output.read_text(errors="replace")}
 
     async def destroy(self, handle: str) -> None:
         """Take the container and its folder away."""
@@ -145,23 +149,24 @@ class Containers:
             shutil.rmtree(folder, ignore_errors=True)
 
     async def _run(self, step: Step, build: int) -> None:
-        folder, state = self._folder(step["handle"]), None
+        handle, folder = step["handle"], self._folder(step["handle"])
+        name = "task" if step["kind"] == "task" else "resource"
         try:
-            if folder.exists() and step["request"] is None:
-                state = await self._ask(step["handle"])
+            state = await self._ask(handle, name) if folder.exists() else None
             if state is None:  # new, or cut off before its process ran
                 if folder.exists():
-                    await self.destroy(step["handle"])
+                    await self.destroy(handle)
                 await self._create(step, build, folder)
-            if step["request"] is not None:
-                result = await self._answer(step, folder)
-            else:
-                result = await self._process(step, folder, state)
+                if handle in self._stopped:
+                    raise StandinError("interrupted")
+                await self._begin_process(step, name, folder / "log", step["args"])
+                state = "running"
+            result: dict[str, Any] = {"exit": await self._end_of(handle, name, state)}
         except (StandinError, OSError, ValueError, subprocess.SubprocessError) as error:
             result = {"error": str(error)}
         (folder / "result.new").write_text(json.dumps(result))
         (folder / "result.new").replace(folder / "result.json")
-        self._running.discard(step["handle"])
+        self._running.discard(handle)
 
     async def _create(self, step: Step, build: int, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -192,9 +197,9 @@ class Containers:
                 await self.ctr("tasks", "delete", "--force", handle)
                 await self.ctr("containers", "delete", handle)
                 await asyncio.sleep(pause)
-            code, _, errors = await self.ctr("containers", "create", "--config", config, handle)
+            code, errors = await self.ctr("containers", "create", "--config", config, handle)
             if code == 0:
-                code, _, errors = await self.ctr("tasks", "start", "--detach", "--null-io", handle)
+                code, errors = await self.ctr("tasks", "start", "--detach", "--null-io", handle)
             why = errors.removeprefix("ctr: ") if code else ""
             if "already exists" not in why:
                 break
@@ -260,60 +265,40 @@ class Containers:
         for name, text in files.items():
             (network / name).write_text(text)
             binds.append((f"/etc/{name}", network / name))
-        if self._network.certificates and step["request"] is not None:
+        if self._network.certificates and step["kind"] != "task":
             binds.append(("/etc/ssl/certs", Path(self._network.certificates)))
         return binds
 
-    def _exec(self, step: Step, folder: Path, exec_id: str) -> tuple[str, ...]:
-        user = (folder / "user").read_text()
-        who = ("--user", user) if user else ()
-        return ("tasks", "exec", "--exec-id", exec_id, "--cwd", step["cwd"], *who)
-
-    async def _answer(self, step: Step, folder: Path) -> dict[str, Any]:
-        """Run a resource's script: JSON in and out, its errors are the log."""
-        code, out, _ = await self.ctr(
-            *self._exec(step, folder, "resource"),
-            *(step["handle"], *step["args"]),
-            stdin=json.dumps(step["request"]).encode(),
-            stderr=folder / "log",
-        )
-        return {"exit": code, "stdout": out.decode(errors="replace")}
-
-    async def _process(self, step: Step, folder: Path, state: int | str | None) -> dict[str, Any]:
-        """Run a task's process, or go on with the one of this ``state``; its exit status."""
+    async def _begin_process(self, step: Step, name: str, output: Path, args: list[str]) -> None:
+        """Start a process in the step's container; the shim writes all that it says."""
         handle = step["handle"]
-        if state is None:
-            if handle in self._stopped:
-                raise StandinError("interrupted")
-            (folder / "log").touch()
-            code, _, errors = await self.ctr(
-                *self._exec(step, folder, "task"),
-                *("--detach", "--log-uri", f"file://{folder}/log", handle, *step["args"]),
-            )
-            if code != 0:
-                raise _refused_process(handle, errors)
-            state = "running"
+        user = (self._folder(handle) / "user").read_text()
+        code, errors = await self.ctr(
+            *("tasks", "exec", "--detach", "--exec-id", name, "--log-uri", f"file://{output}"),
+            *("--cwd", step["cwd"], *(("--user", user) if user else ()), handle, *args),
+        )
+        if code != 0:
+            fields = {"Type": "", "Message": f"proc start: {errors.removeprefix('ctr: ')}"}
+            reply = json.dumps({**fields, "Handle": handle, "ProcessID": "", "Binary": ""})
+            raise StandinError(f"start process: backend error: Exit status: 500, message: {reply}")
+
+    async def _end_of(self, handle: str, name: str, state: int | str | None) -> int:
+        """Wait for the end of a process that is in this state; its exit status."""
         while state == "running":
-            while _lives(BUNDLES / handle / "task.pid"):
+            while _lives(BUNDLES / handle / f"{name}.pid"):
                 await asyncio.sleep(POLL_SECONDS)
             await asyncio.sleep(POLL_SECONDS)  # containerd learns of the end a little later
-            state = await self._ask(handle)
-        if state is None:
+            state = await self._ask(handle, name)
+        if not isinstance(state, int):
             raise StandinError(f"no running task found: {handle}")
-        return {"exit": state}
+        return state
 
-    async def _ask(self, handle: str) -> int | str | None:
-        """The exit status of the container's task process, "running", or None if there is none."""
-        code, _, errors = await self.ctr("tasks", "delete", "--exec-id", "task", handle)
+    async def _ask(self, handle: str, name: str) -> int | str | None:
+        """The exit status of a process of the container, "running", or None if there is none."""
+        code, errors = await self.ctr("tasks", "delete", "--exec-id", name, handle)
         if not errors.startswith("ctr: "):
             return code
         return None if "not found" in errors else "running"
-
-
-def _refused_process(handle: str, errors: str) -> StandinError:
-    fields = {"Type": "", "Message": f"proc start: {errors.removeprefix('ctr: ')}"}
-    reply = json.dumps({**fields, "Handle": handle, "ProcessID": "", "Binary": ""})
-    return StandinError(f"start process: backend error: Exit status: 500, message: {reply}")
 
 
 def _lives(pid_file: Path) -> bool:

@@ -3,7 +3,6 @@
 """Web's builds: which worker takes a step, and what becomes of it."""
 
 import asyncio
-import json
 import uuid
 from typing import Any
 
@@ -15,20 +14,18 @@ SWEEP_SECONDS = 5
 ADOPT_SECONDS = 2
 PLACE_SECONDS = 1  # Concourse looks every 5 seconds.
 NO_ROOM = b"no suitable workers found, waiting for worker...\n"
-ONE_OFF_GRACE_SECONDS = 300  # as Concourse: atc/atccmd/command.go, gc one-off grace period
+# As Concourse: atc/atccmd/command.go, the grace periods of gc for one-off and failed builds.
+ONE_OFF_GRACE_SECONDS, FAILED_GRACE_SECONDS = 300, 120 * 3600
 
 
 class Engine:
     """Runs builds one step after the other; every move is in the store, so a restart goes on."""
 
-    def __init__(
-        self, store: Store, tsa: Tsa, external_url: str, failed_grace: float, max_tasks: int
-    ) -> None:
+    def __init__(self, store: Store, tsa: Tsa, external_url: str, max_tasks: int) -> None:
         self._max_tasks = max_tasks
         self._store = store
         self._tsa = tsa
         self._external_url = external_url
-        self._failed_grace = failed_grace
         self._aborted: set[int] = set()
         self._running: set[int] = set()
 
@@ -153,20 +150,7 @@ class Engine:
                 elif "error" in message["done"]:
                     raise StandinError(message["done"]["error"])
                 else:
-                    return self._finish(build, step, message["done"])
-
-    def _finish(self, build: Row, step: Row, done: Row) -> int:
-        """Hand the version that a check or put reports to the get that follows it."""
-        if step["request"] is None or done["exit"] != 0:
-            return done["exit"]
-        try:
-            reply = json.loads(done["stdout"])
-            version = reply[-1] if step["kind"] == "check" else reply["version"]
-        except (ValueError, LookupError, TypeError) as error:
-            raise StandinError(f"{step['kind']} {step['name']}: no version: {error}") from error
-        if step["kind"] != "get":
-            build["plan"][build["position"] + 1]["request"]["version"] = version
-        return 0
+                    return message["done"]["exit"]
 
     async def _place(self, build: Row, step: Row) -> str:
         """The worker of the build's last step if it may take this one, else the first that may.
@@ -218,7 +202,7 @@ class Engine:
     def _environment(self, build: Row, step: Row) -> list[str]:
         """The step's own environment, in Concourse's order (atc/exec/step_metadata.go:25-108)."""
         url = f"ATC_EXTERNAL_URL={self._external_url}"
-        if step["request"] is None:
+        if step["kind"] == "task":
             return [url, *(f"{name}={value}" for name, value in step["params"].items())]
         known: dict[str, Any] = {
             "BUILD_ID": build["id"],
@@ -240,7 +224,7 @@ class Engine:
                 "WHEN job IS NULL THEN CAST(:one_off AS float8) WHEN status = 'succeeded' THEN 0 "
                 "ELSE CAST(:failed AS float8) END)",
                 one_off=float(ONE_OFF_GRACE_SECONDS),
-                failed=self._failed_grace,
+                failed=float(FAILED_GRACE_SECONDS),
             )
             for build in old:
                 self._collect(build)

@@ -10,7 +10,6 @@ import hashlib
 import json
 import posixpath
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -31,11 +30,9 @@ def read_yaml(text: str) -> dict[str, Any]:
     return document
 
 
-def one_off(config: dict[str, Any], tags: list[str], privileged: bool) -> list[Step]:
+def one_off(config: dict[str, Any], tags: list[str]) -> list[Step]:
     """The plan of ``fly execute``."""
-    if config.get("inputs"):
-        raise StandinError("the stand-in uploads no inputs: use a pipeline")
-    return [_task({"task": "one-off", "config": config, "privileged": privileged}, tags)]
+    return [_task({"task": "one-off", "config": config}, tags)]
 
 
 def job_plan(pipeline: dict[str, Any], job_name: str) -> list[Step]:
@@ -45,7 +42,8 @@ def job_plan(pipeline: dict[str, Any], job_name: str) -> list[Step]:
         raise StandinError(f"job '{job_name}' not found")
     resources = {resource["name"]: resource for resource in pipeline.get("resources", ())}
     steps: list[Step] = []
-    for step, tags in _flat(job.get("plan", []), job.get("tags", [])):
+    for step in job["plan"]:
+        tags = step.get("tags", [])
         if "task" in step:
             steps.append(_task(step, tags))
             continue
@@ -58,7 +56,7 @@ def job_plan(pipeline: dict[str, Any], job_name: str) -> list[Step]:
             steps.append(_resource_step("check", step["get"], resource, resource.get("tags", [])))
         else:
             artifacts = [volume["artifact"] for done in steps for volume in done["volumes"]]
-            put = _resource_step("put", step["put"], resource, tags, step.get("params"))
+            put = _resource_step("put", step["put"], resource, tags)
             put["workdir"] = "/tmp/build/put"
             put["volumes"] = [
                 {
@@ -69,25 +67,10 @@ def job_plan(pipeline: dict[str, Any], job_name: str) -> list[Step]:
                 for artifact in dict.fromkeys(artifacts)
             ]
             steps.append(put)
-        params = step.get("params" if kind == "get" else "get_params")
-        get = _resource_step("get", step[kind], resource, tags, params)
+        get = _resource_step("get", step[kind], resource, tags)
         get["volumes"] = [{"artifact": step[kind], "path": "/tmp/build/get", "output": True}]
         steps.append(get)
     return steps
-
-
-def _flat(plan: list[Step], tags: list[str]) -> Iterator[tuple[Step, list[str]]]:
-    for step in plan:
-        own = step.get("tags", tags)
-        if "do" in step:
-            yield from _flat(step["do"], own)
-        elif "in_parallel" in step:
-            inner = step["in_parallel"]
-            yield from _flat(inner["steps"] if isinstance(inner, dict) else inner, own)
-        elif {"get", "put", "task"} & step.keys():
-            yield step, own
-        else:
-            raise StandinError(f"the stand-in knows no step with the keys {sorted(step)}")
 
 
 def _task(step: Step, tags: list[str]) -> Step:
@@ -136,17 +119,13 @@ def _inside(workdir: str, path: str) -> str:
     return workdir + posixpath.normpath(f"/{path}").rstrip("/")
 
 
-def _resource_step(
-    kind: str, name: str, resource: Step, tags: list[str], params: object = None
-) -> Step:
+def _resource_step(kind: str, name: str, resource: Step, tags: list[str]) -> Step:
     script = {"check": "check", "get": "in", "put": "out"}[kind]
     folder = [] if kind == "check" else [f"/tmp/build/{kind}"]
     return {
         **_step(kind, name, tags),
         "image": {"type": resource["type"]},
         "args": [f"/opt/resource/{script}", *folder],
-        "resource": resource["name"],
-        "request": {"source": resource.get("source") or {}, "params": params or {}},
     }
 
 
@@ -164,7 +143,6 @@ def _step(kind: str, name: str, tags: list[str]) -> Step:
         "cwd": "/",
         "workdir": None,
         "volumes": [],
-        "request": None,
     }
 
 

@@ -21,7 +21,6 @@ from .common import (
     log,
     private_key,
     required,
-    seconds,
     serve_http,
 )
 from .engine import Engine
@@ -45,11 +44,10 @@ class Web:
         self._store = Store(settings)
         self._api = Api(self._store, self._is_user)
         self._tsa = Tsa(host_key, settings.get("tsa-authorized-keys"), self._store)
-        grace = settings.get("gc-failed-grace-period", "120h")
         # Each worker's own limit holds only where this one is set, as in Concourse.
         limit = "limit-active-tasks" in _list(settings.get("container-placement-strategy"))
         tasks = int(settings.get("max-active-tasks-per-worker") or 0) if limit else 0
-        self._engine = Engine(self._store, self._tsa, url, seconds(grace), tasks)
+        self._engine = Engine(self._store, self._tsa, url, tasks)
 
     async def run(self) -> int:
         """Serve until SIGTERM or SIGINT; builds live on, on their workers."""
@@ -169,7 +167,7 @@ class Web:
     async def _act_on_builds(self, method: str, words: list[str], query: str, body: Any) -> object:
         match method, words:
             case "POST", ["builds"]:
-                plan = one_off(read_yaml(body["task"]), body["tags"], body["privileged"])
+                plan = one_off(read_yaml(body["task"]), body["tags"])
                 return {"id": self._engine.add("one-off", None, None, plan)}
             case "GET", ["builds"]:
                 return [_without_plan(build) for build in self._store.builds()]

@@ -74,15 +74,6 @@ class Gateway:
             await connection.run(command, input=json.dumps(facts) + "\n", check=True)
 
 
-async def leave(settings: dict[str, str], command: str) -> int:
-    """`concourse land-worker` and `concourse retire-worker`, for a worker by its name."""
-    try:
-        await Gateway(settings).tell(command, {"name": required(settings, "name")})
-    except (asyncssh.Error, OSError) as error:
-        raise StandinError(_ssh_text(error)) from error
-    return 0
-
-
 class Worker:
     """The worker node."""
 

@@ -28,6 +28,8 @@ _PATIENCE: typing.Final = 1
 # If waiting for events fails, it fails at once, again and again.
 _BETWEEN_SETS: typing.Final = 5
 
+Session = collections.abc.Callable[[], contextlib.AbstractContextManager[typing.Any]]
+
 
 class NvmlCollector:
     """NVIDIA's GPUs, in one NVML session that lasts from sample to sample.
@@ -36,6 +38,8 @@ class NvmlCollector:
         cards: PCI addresses by UUID.
         root: the root of the machine's files; NVML is always this machine's.
         tell: sends a line to the parent.
+        session: provides NVML's binding while NVML runs.
+        clock: returns the time in seconds.
 
     Attributes:
         missing: UUIDs that PCI's list had and the driver had not, in the last sample.
@@ -43,9 +47,15 @@ class NvmlCollector:
     """
 
     def __init__(
-        self, cards: collections.abc.Mapping[str, str], root: pathlib.Path, tell: Tell
+        self,
+        cards: collections.abc.Mapping[str, str],
+        root: pathlib.Path,
+        tell: Tell,
+        session: Session = nvml.session,
+        clock: collections.abc.Callable[[], float] = time.monotonic,
     ) -> None:
         self._cards, self._root, self._tell = cards, root, tell
+        self._nvml, self._clock = session, clock
         self.missing, self.gone = tuple[str, ...](), tuple[str, ...]()
         self._session: contextlib.ExitStack | None = None
         self._binding: typing.Any = None
@@ -80,8 +90,8 @@ class NvmlCollector:
 
     def wait(self, seconds: float) -> bool:
         """Send events for so long; return whether they ended, so that a sample is due."""
-        end = time.monotonic() + seconds
-        while self._events and (left := end - time.monotonic()) > 0:
+        end = self._clock() + seconds
+        while self._events and (left := end - self._clock()) > 0:
             try:
                 told = self._events.wait(max(1, int(left * 1000)))
             except self._binding.NVMLError as error:
@@ -94,7 +104,7 @@ class NvmlCollector:
 
     def register(self) -> None:
         """Register for events of all GPUs that answered in the last sample."""
-        now = time.monotonic()
+        now = self._clock()
         if not self._session or now - self._events_at < _BETWEEN_SETS:
             return
         if self._events and self._events.watched >= self._devices.keys():
@@ -111,14 +121,14 @@ class NvmlCollector:
             self._note("without NVML's events: no GPU has them")
 
     def _open(self) -> None:
-        if self._stale and time.monotonic() - self._opened > _ANEW:
+        if self._stale and self._clock() - self._opened > _ANEW:
             self._close()
         if self._session:
             return
         with contextlib.ExitStack() as stack:
-            self._binding = stack.enter_context(nvml.session())
+            self._binding = stack.enter_context(self._nvml())
             self._session = stack.pop_all()
-        self._opened = time.monotonic()
+        self._opened = self._clock()
 
     def _close(self) -> None:
         self._forget_events()

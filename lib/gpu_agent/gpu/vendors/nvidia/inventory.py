@@ -14,35 +14,44 @@ from gpu_agent.gpu.vendors.nvidia.maker import MAKER
 from gpu_agent.model.inventory import Inventory, State
 
 
-def look(root: pathlib.Path) -> Inventory:
+def look(
+    root: pathlib.Path,
+    read: collections.abc.Callable[[], nvml.Answer] = nvml.read,
+    library_version: collections.abc.Callable[[], str] = nvml.library_version,
+) -> Inventory:
     """Return this machine's NVIDIA GPUs, or why they can't be used.
 
     Args:
         root: the root of the machine's files; NVML is always this machine's.
+        read: asks NVML for the GPUs; raises NvmlError.
+        library_version: returns the version of NVML's library; empty if it is unknown.
     """
     gpus = pci.gpus(root, MAKER)
     driven = [gpu for gpu in gpus if gpu.driver == "nvidia"]
     if driven:
         passed = [gpu for gpu in driven if is_passed(gpu.address, root)]
         if passed:
-            return _ask_nvml(passed, root)
+            return _ask_nvml(passed, root, read, library_version)
         return Inventory(State.NOT_PASSED, detail=pci.addresses(driven), vendor=MAKER.name)
     # A container may see nothing of the bus and still have the nodes.
     if not gpus and _count_nodes(root):
-        return _ask_nvml([], root)
+        return _ask_nvml([], root, read, library_version)
     return pci.undriven(gpus, MAKER)
 
 
-def _ask_nvml(passed: list[pci.Device], root: pathlib.Path) -> Inventory:
+def _ask_nvml(
+    passed: list[pci.Device],
+    root: pathlib.Path,
+    read: collections.abc.Callable[[], nvml.Answer],
+    library_version: collections.abc.Callable[[], str],
+) -> Inventory:
     try:
-        answer = nvml.read()
+        answer = read()
     except nvml.NvmlError as error:
         kernel_driver = nvidia_module.version(lambda name: kernel.text(root / name))
         detail = {
             State.NO_LIBRARY: kernel_driver or "of an unknown version",
-            State.MISMATCH: (
-                f"{kernel_driver or 'unknown'} and {nvml.library_version() or 'unknown'}"
-            ),
+            State.MISMATCH: (f"{kernel_driver or 'unknown'} and {library_version() or 'unknown'}"),
         }.get(error.state, str(error))
         return Inventory(error.state, driver=kernel_driver, detail=detail, vendor=MAKER.name)
     answered = {gpu.pci_address for gpu in answer.gpus}

@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Follow the kernel log from its end: the records of NVIDIA's driver on its GPUs."""
 
+import collections.abc
 import os
 import pathlib
 import stat
@@ -27,13 +28,23 @@ class XidListener:
         can_be_waited_for: whether the descriptor is readable only if a record is new. If a plain
             file replaces the log, it must be read at intervals.
 
+    Args:
+        root: the root of the machine's files.
+        read: reads at most so many bytes of a descriptor; raises BrokenPipeError for overwritten
+            records, as the kernel's log does.
+
     Raises:
         NoSourceError: there is no log.
         OSError: the machine lacks resources.
     """
 
-    def __init__(self, root: pathlib.Path = pathlib.Path("/")) -> None:
+    def __init__(
+        self,
+        root: pathlib.Path = pathlib.Path("/"),
+        read: collections.abc.Callable[[int, int], bytes] = os.read,
+    ) -> None:
         self._reader, self._rest, self.lost = xid.Reader(), b"", 0
+        self._read = read
         try:
             self._descriptor = _opened(root / _KMSG)
         except OSError as error:
@@ -85,7 +96,7 @@ class XidListener:
             at = os.lseek(self._descriptor, 0, os.SEEK_CUR)
             if os.fstat(self._descriptor).st_size < at:  # it was truncated
                 os.lseek(self._descriptor, 0, os.SEEK_SET)
-        return os.read(self._descriptor, _RECORD_BYTES)
+        return self._read(self._descriptor, _RECORD_BYTES)
 
 
 def _no_log(why: object) -> NoSourceError:

@@ -1,3 +1,3 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A vendor that does not exist: the room of test_trial_vendor.py."""
+"""A vendor that does not exist: the room of a trial."""
