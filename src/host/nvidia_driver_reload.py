@@ -92,7 +92,7 @@ class Reload:
     """A reload of the modules.
 
     Attributes:
-        record: the file with the services and modules that have to be put back.
+        record: the file that lists the services and modules to put back.
         services: the machine's services.
         modules: the kernel's modules.
     """
