@@ -70,8 +70,9 @@ def usage(proof: Proof) -> None:
             while load.read():
                 pass
             load.wait(20)
-        account.close(_boottime(), {gpu.uuid: samples[-1]})
-        held = samples[-1].at - began
+        over = _boottime()
+        account.close(over, {gpu.uuid: samples[-1]})
+        held = over - began
         _judge(proof, samples, pid, idle, mib)
         _judge_reasons(proof, reasons)
         _judge_receipt(proof, account, samples, held)
