@@ -14,6 +14,7 @@ from gpu_agent.model.keep import Keep
 from gpu_agent.reporting.receipts import log as receipts
 from gpu_agent.runtime import install, task_mounts
 from gpu_agent.runtime.settings import Folder, GpuPlan, TaskFolders
+from gpu_standalone import installation
 from host import software
 from host.nvidia_driver_reload import Reload
 from lifecycle.drain import Drainer
@@ -69,6 +70,7 @@ def remedy(record: RemediationRecord, state: UnitState, wanted: Plan, say: Say) 
 
 def _removals() -> dict[str, Remove]:
     return {
+        "agent without Juju": installation.remove_timer,
         "health watch": health_service.remove,
         "gpu-run": gpu_run_service.remove,
         "engines": registry.remove,

@@ -21,7 +21,7 @@ from options.part import Part
 from outside import Outside
 from parts import health_watch
 from plan import diagnosis, gpus, host_software, messages, plan, status
-from plan.messages import Level, Line
+from plan.messages import Line
 from plan.model import Plan
 from plan.state import UnitState
 from plan.unit_id import UnitId
@@ -101,7 +101,7 @@ class Reconciler:
         except errors.UnknownError as error:
             self.lines.append(messages.line("machine-unreadable", text=error))
         except machine_claim.TakenError as error:
-            self.lines.append(Line(Level.BLOCKED, "machine-taken", str(error)))
+            self.lines.append(error.line)
 
     def told(self) -> contextlib.AbstractContextManager[None]:
         """Report errors of what runs within it in status, in place of raising them."""

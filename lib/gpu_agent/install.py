@@ -117,7 +117,7 @@ def _make(charm: pathlib.Path, target: pathlib.Path) -> None:
         if not scarcity.is_told_by(error if isinstance(error, OSError) else error.stderr):
             raise
         raise AppError(
-            f"Cannot copy the charm's programs to {target.parent}: {error}. Make room there; the "
+            f"Cannot copy the programs to {target.parent}: {error}. Make room there; the "
             "previous copy stays in use"
         ) from error
     files.ensure_absent(old)

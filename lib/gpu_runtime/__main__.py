@@ -13,7 +13,7 @@ def say_damaged(kind: type[BaseException], *_: object) -> None:
     """Report in runc's log, and not on the step's stderr, that a module can't be imported."""
     log = dict(zip(sys.argv, sys.argv[1:], strict=False)).get("--log", os.devnull)
     text = f"gpu-ci-worker: runtime-damaged: {HOME} is damaged ({kind.__name__}); "
-    text += "the charm repairs it within 5 minutes. Run it again then"
+    text += "the worker repairs it within 5 minutes. Run it again then"
     line = f'{{"level":"error","msg":"{text}","code":"runtime-damaged",'
     line += '"time":"1970-01-01T00:00:00Z"}\n'
     try:

@@ -205,8 +205,8 @@ class File:
         except (OSError, ValueError) as error:
             raise Refused(
                 "policy-unreadable",
-                f"GPU policy file {self._path} is unreadable ({error}). The charm rewrites it "
-                f"within 5 minutes; {again(self._noun)} then",
+                f"GPU policy file {self._path} is unreadable ({error}). The worker rewrites "
+                f"it within 5 minutes; {again(self._noun)} then",
             ) from error
 
 

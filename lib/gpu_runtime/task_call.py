@@ -261,7 +261,7 @@ def no_runtime(runtime: str, noun: str = "task") -> Refused:
     return Refused(
         "runtime-missing",
         f"{runtime} cannot be executed, so this {noun} cannot start. Ask the worker's operator: "
-        "`juju status` shows what to install",
+        "`juju status` or `gpu-ci-agent start` shows what to install",
     )
 
 

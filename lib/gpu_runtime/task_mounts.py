@@ -65,8 +65,8 @@ def read(path: str, container: str = "") -> list[Folder]:
     except (OSError, ValueError) as error:
         raise Refused(
             "task-mounts-unreadable",
-            f"list of task-mounts folders {path} is unreadable ({error}). The charm rewrites it "
-            "within 5 minutes; rerun the task then",
+            f"list of task-mounts folders {path} is unreadable ({error}). The worker rewrites "
+            "it within 5 minutes; rerun the task then",
         ) from error
 
 

@@ -145,7 +145,7 @@ def _request(asked: argparse.Namespace, place: Place) -> tuple[Settings, Request
     kept = settings.read(place.settings)
     if kept is None:
         raise UsageError(
-            f"{place.settings} is missing or damaged. If enable-gpu is true, the charm writes it "
+            f"{place.settings} is missing or damaged. If GPUs are enabled, it is written again "
             "within 5 minutes. If not: juju config <application> enable-gpu=true"
         )
     runc = kept.runc_path()

@@ -27,6 +27,15 @@ from gpu_selftest.quick.host_checks import Look
 from gpu_selftest.results import Report
 from gpu_selftest.settings import Settings
 
+CHECKS: typing.Final = (
+    *host_checks.CHECKS,
+    *gpu_checks.CHECKS,
+    *isolation.CHECKS,
+    *compute.CHECKS,
+    *burnin.CHECKS,
+)
+"""The checks of all levels, without those of a CI system."""
+
 # Checks without which a GPU can't be asked for its health.
 _SILENT: typing.Final = (host_checks.INVENTORY.id, host_checks.DRIVER.id)
 
@@ -39,7 +48,8 @@ _Make = collections.abc.Callable[[tuple[Gpu, ...]], list[Result]]
 
 
 def _quick(settings: Settings, gpus: tuple[Gpu, ...], look: Look) -> list[Result]:
-    found = host_checks.run(settings, look, ci_checks.ask(settings))
+    answer = ci_checks.ask(settings, [check.id for check in CHECKS])
+    found = host_checks.run(settings, look, answer)
     # NVML answers regardless of other faults of this worker.
     silent = [result for result in found if result.check in _SILENT]
     return found + _unless_failed(

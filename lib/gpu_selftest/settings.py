@@ -122,6 +122,8 @@ def read(path: pathlib.Path = PATH) -> Settings | None:
             return None
         if version is None:
             found["runc"] = _RUNC_BEFORE
+        if found["vendor"] != "auto":
+            registry.find(found["vendor"])
         found["gpus"] = tuple(_gpu(one) for one in found["gpus"])
         for name in ("programs", "checks", "disks"):
             found[name] = _texts(found.get(name, []))

@@ -5,6 +5,7 @@
 import argparse
 import collections.abc
 import contextlib
+import dataclasses
 import logging
 import os
 import pathlib
@@ -21,8 +22,9 @@ from gpu_selftest import results
 from gpu_selftest import service as selftest_service
 from gpu_selftest.check import Level
 from gpu_selftest.retests import Retests
-from gpu_standalone import installation, owner, report, settings
+from gpu_standalone import installation, report, settings
 from gpu_standalone import start as starting
+from gpu_standalone.settings import Settings
 from gpu_standalone.wording import without_juju
 from machine import files, locks, process
 from machine.errors import PartError
@@ -31,9 +33,6 @@ from machine.errors import PartError
 FAILED: typing.Final = 1
 WRONG_USE: typing.Final = 2
 
-_TREE: typing.Final = pathlib.Path(__file__).resolve().parents[2]
-_SYSTEMD: typing.Final = pathlib.Path("/run/systemd/system")
-_LOCKED: typing.Final = pathlib.Path("/run/gpu-ci-agent")
 # In seconds. The timer's start takes some seconds, and two minutes with a self-test.
 _PATIENCE: typing.Final = 300.0
 _MOST_MINUTES: typing.Final = 24 * 60
@@ -46,18 +45,54 @@ class UsageError(PartError):
     """The command cannot be used like this here; the text says why and what to do."""
 
 
-def main(arguments: collections.abc.Sequence[str]) -> int:
+class RemovedError(PartError):
+    """The agent was removed while this waited; the text says what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Here:
+    """This machine, as the command uses it; the defaults are the real one.
+
+    Attributes:
+        user: returns the id of the user.
+        systemd: the folder that exists if systemd has booted the machine.
+        lock: the folder of the command's lock.
+        tree: the folder that this program runs from.
+        home: the folder of the installed copies.
+        execute: replaces this process by another program.
+        agent: what is installed.
+        start: hands out the GPUs as the settings say.
+        look: closes GPUs in use outside and unusable ones; for settings that cannot be read.
+    """
+
+    user: collections.abc.Callable[[], int] = os.geteuid
+    systemd: pathlib.Path = pathlib.Path("/run/systemd/system")
+    lock: pathlib.Path = pathlib.Path("/run/gpu-ci-agent")
+    tree: pathlib.Path = pathlib.Path(__file__).resolve().parents[2]
+    home: pathlib.Path = app.HOME
+    execute: collections.abc.Callable[[str, list[str]], object] = os.execv
+    agent: installation.Installation = installation.Installation()
+    start: collections.abc.Callable[[Settings, installation.Say], starting.Started] = (
+        starting.start
+    )
+    look: collections.abc.Callable[[], object] = starting.look
+
+
+_HERE: typing.Final = Here()
+
+
+def main(arguments: collections.abc.Sequence[str], here: Here = _HERE) -> int:
     """Carry out one verb. Return the exit status."""
     asked = _parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="gpu-ci-agent: %(message)s")
     try:
-        _check_machine()
-        with _alone(asked) if asked.changes else contextlib.nullcontext():
-            if asked.verb == "start" and is_outdated(_TREE, app.HOME):
+        _check_machine(here)
+        with _alone(asked, here) if asked.changes else contextlib.nullcontext():
+            if asked.verb == "start" and is_outdated(here.tree, here.home):
                 # An installation has ended while this waited. The new process waits for the lock.
-                command = str(installation.COMMAND)
-                os.execv(command, [command, "start"])  # noqa: S606
-            return asked.do(asked)
+                command = str(here.agent.command)
+                here.execute(command, [command, "start"])
+            return asked.do(asked, here)
     except (PartError, LeaseError, OSError, process.CommandError, errors.UnknownError) as error:
         for line in without_juju(str(error)).splitlines():
             sys.stderr.write(f"gpu-ci-agent: {line}\n")
@@ -72,26 +107,37 @@ def is_outdated(tree: pathlib.Path, home: pathlib.Path) -> bool:
     return home in tree.parents and tree != (home / app.CURRENT).resolve()
 
 
-def _check_machine() -> None:
+def _check_machine(here: Here) -> None:
     """Check that this user may, and that this machine can.
 
     Raises:
         UsageError: not so.
     """
-    if os.geteuid() != 0:
+    if here.user() != 0:
         raise UsageError("this needs root: use sudo")
-    if not _SYSTEMD.is_dir():
+    if not here.systemd.is_dir():
         raise UsageError("systemd does not run this machine: use one that systemd has booted")
 
 
 @contextlib.contextmanager
-def _alone(asked: argparse.Namespace) -> collections.abc.Generator[None]:
-    """Wait until no other call of this command changes the machine."""
-    files.ensure_directory(_LOCKED, mode=0o700)
-    with locks.alone_in(_LOCKED, _PATIENCE):
+def _alone(asked: argparse.Namespace, here: Here) -> collections.abc.Generator[None]:
+    """Wait until no other call of this command changes the machine.
+
+    Raises:
+        RemovedError: that call was a removal.
+        machine.locks.BusyError: it takes too long.
+    """
+    files.ensure_directory(here.lock, mode=0o700)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(locks.alone_in(here.lock, _PATIENCE))
+        except FileNotFoundError as error:
+            raise RemovedError(
+                f"gpu-ci-agent remove has ended meanwhile: run {asked.verb} again"
+            ) from error
         yield
         if asked.verb == "remove":
-            files.ensure_absent(_LOCKED)
+            files.ensure_absent(here.lock)
 
 
 def _say(text: str) -> None:
@@ -99,26 +145,26 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _install(_asked: argparse.Namespace) -> int:
-    changed = installation.install(_say)
-    _say(f"Installed: {installation.COMMAND}" if changed else "This version is installed already")
-    if installation.is_started():
-        return _start(_asked)
+def _install(asked: argparse.Namespace, here: Here) -> int:
+    changed = here.agent.install(_say)
+    _say(f"Installed: {here.agent.command}" if changed else "This version is installed already")
+    if here.agent.is_started():
+        return _start(asked, here)
     _say(f"Next: edit {settings.PATH}, then sudo gpu-ci-agent start")
     return 0
 
 
-def _start(_asked: argparse.Namespace) -> int:
+def _start(_asked: argparse.Namespace, here: Here) -> int:
+    owner = here.agent.owner
     owner.check()
-    text = files.read_text(settings.PATH) if owner.is_ours() else None
-    if text is None:
-        raise UsageError("the agent is not installed: sudo scripts/agent install, in its tree")
     try:
-        found = settings.parse(text)
+        found = settings.read(here.agent.settings) if owner.is_ours() else None
     except settings.SettingsError:
-        starting.look()
+        here.look()
         raise
-    started = starting.start(found, _say)
+    if found is None:
+        raise UsageError("the agent is not installed: sudo scripts/agent install, in its tree")
+    started = here.start(found, _say)
     for line in (*report.gpus(started.gpus), *(out := report.unavailable(started.gpus))):
         _say(line)
     if found.engines:
@@ -131,18 +177,18 @@ def _start(_asked: argparse.Namespace) -> int:
     return 0
 
 
-def _status(_asked: argparse.Namespace) -> int:
+def _status(_asked: argparse.Namespace, _here: Here) -> int:
     sys.stdout.write(report.status())
     return 0
 
 
-def _self_test(asked: argparse.Namespace) -> int:
+def _self_test(asked: argparse.Namespace, here: Here) -> int:
     level, minutes = Level(asked.level), asked.duration
     if minutes and level is not Level.BURN_IN:
         raise UsageError(f"--duration {minutes} is for --level burn-in, not for {level.value}")
     if not 0 <= minutes <= _MOST_MINUTES:
         raise UsageError(f"--duration {minutes}: use 1 to {_MOST_MINUTES} minutes")
-    if not installation.is_started():
+    if not here.agent.is_started():
         raise UsageError("the agent is not started: sudo gpu-ci-agent start")
     found = starting.run_test(
         level, _say, gpu=asked.gpu, minutes=minutes, seconds=_FOLLOWED + 60 * minutes
@@ -158,16 +204,16 @@ def _self_test(asked: argparse.Namespace) -> int:
     return results.STATUS[found.outcome]
 
 
-def _uncordon(asked: argparse.Namespace) -> int:
-    owner.check()
+def _uncordon(asked: argparse.Namespace, here: Here) -> int:
+    here.agent.owner.check()
     told = operator.uncordon(asked.gpu, asked.reason, detect.in_time())
     for key, value in told.items():
         _say(f"{key}: {without_juju(value)}")
     return 0
 
 
-def _remove(asked: argparse.Namespace) -> int:
-    installation.remove(_say, leave_running=asked.leave_running)
+def _remove(asked: argparse.Namespace, here: Here) -> int:
+    here.agent.remove(_say, leave_running=asked.leave_running)
     _say("Removed")
     return 0
 
@@ -182,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def verb(
         name: str,
-        do: collections.abc.Callable[[argparse.Namespace], int],
+        do: collections.abc.Callable[[argparse.Namespace, Here], int],
         text: str,
         *,
         changes: bool = True,

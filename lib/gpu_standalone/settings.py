@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The settings of a machine without Juju: /etc/gpu-ci/agent.json. Pure.
+"""The settings of a machine without Juju: /etc/gpu-ci/agent.json.
 
 Its keys are named as the charm's options that the agent reads. A key that is missing has its
 default, so that a later version reads the file of an earlier one.
@@ -9,12 +9,14 @@ default, so that a later version reads the file of an earlier one.
 import collections.abc
 import dataclasses
 import json
+import pathlib
 import re
 import typing
 
 from gpu_agent import paths
 from gpu_agent.engines import registry as engines
 from gpu_agent.gpu.vendors import registry as vendors
+from machine import files
 from machine.errors import PartError
 
 PATH: typing.Final = paths.CONFIG / "agent.json"
@@ -107,6 +109,22 @@ def as_text(settings: Settings) -> str:
     return json.dumps(plain, indent=1) + "\n"
 
 
+def read(path: pathlib.Path = PATH) -> Settings | None:
+    """Read the file. Return None if there is none.
+
+    Raises:
+        SettingsError: as for `parse`; or it is not UTF-8.
+        OSError: it cannot be read.
+    """
+    try:
+        text = files.read_text(path)
+    except UnicodeDecodeError as error:
+        raise SettingsError(
+            f"{PATH}: no UTF-8: {error}. Repair it, or remove it: install writes the defaults"
+        ) from error
+    return None if text is None else parse(text)
+
+
 def parse(text: str) -> Settings:
     """Read the text of the file.
 
@@ -116,10 +134,23 @@ def parse(text: str) -> Settings:
     """
     try:
         found: object = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return _settings(found)
+    except RecursionError as error:
+        raise SettingsError(
+            f"{PATH}: nested too deeply. Repair it, or remove it: install writes the defaults"
+        ) from error
+    except ValueError as error:
         raise SettingsError(
             f"{PATH}: no JSON: {error}. Repair it, or remove it: install writes the defaults"
         ) from error
+
+
+def _settings(found: object) -> Settings:
+    """Return the settings of a file's JSON.
+
+    Raises:
+        SettingsError: as for `parse`.
+    """
     if not isinstance(found, dict):
         raise SettingsError(f"{PATH}: no JSON object. Remove it: install writes the defaults")
     values = typing.cast("dict[str, object]", found)

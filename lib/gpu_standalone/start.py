@@ -66,62 +66,21 @@ class Started:
     report: Report | None
 
 
-def start(settings: Settings, say: Say) -> Started:
-    """Hand out the GPUs as the settings say. What runs keeps its GPUs.
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The machine and what is to be done with it.
 
-    If this is killed at any point, it can be called again.
-
-    Args:
+    Attributes:
         settings: of this machine.
-        say: reports each step.
-
-    Raises:
-        StartError: the GPUs cannot be used, or runc is missing: those that are handed out are
-            closed. Or parts cannot be set up; the other parts are.
-        machine.errors.PartError: the GPU runtime or the self-test cannot be installed.
+        inventory: its GPUs.
+        machine: its other facts.
+        gpus: the GPUs to hand out, in the order of their indexes.
     """
-    inventory = detect.in_time(settings.gpu_vendor)
-    machine = machine_facts.machine()
-    if wrong := _look(settings, inventory, machine):
-        raise StartError(without_juju(str(wrong)))
-    gpus = chosen(settings, inventory.gpus, say)
-    installation.ensure_timer()
-    changed = _hand_out(settings, inventory, machine, gpus)
-    selftest_service.install(on_start=settings.selftest_on_start, before="", needs="")
-    kept = _for_selftest(settings, gpus)
-    selftest_settings.write(kept)
-    # A removal that was refused or killed has closed them.
-    external_use.close(())
-    subject = last_pass.subject(kept, inventory, machine)
-    reports: list[Report | None] = []
 
-    def test() -> None:
-        asked = settings.selftest_on_start
-        reports.append(_test(subject, say, repaired=changed, asked=asked))
-
-    each(
-        lambda: _watch(settings, inventory, machine, gpus),
-        test,
-        lambda: _register(settings, inventory),
-        lambda: _serve_gpu_run(settings),
-    )
-    return Started(gpus, reports[0])
-
-
-def each(*parts: collections.abc.Callable[[], object]) -> None:
-    """Set up each of these parts, also after one that fails.
-
-    Raises:
-        StartError: some cannot be set up; the text has all errors.
-    """
-    failed: list[str] = []
-    for part in parts:
-        try:
-            part()
-        except (PartError, process.CommandError, OSError) as error:
-            failed.append(str(error))
-    if failed:
-        raise StartError("\n".join(failed))
+    settings: Settings
+    inventory: Inventory
+    machine: Machine
+    gpus: tuple[Gpu, ...]
 
 
 def look() -> None:
@@ -224,14 +183,13 @@ def _names(gpu: Gpu) -> frozenset[str]:
     return frozenset({str(gpu.index), gpu.uuid.lower(), gpu.pci_address.lower()})
 
 
-def _hand_out(
-    settings: Settings, inventory: Inventory, machine: Machine, gpus: tuple[Gpu, ...]
-) -> bool:
+def _hand_out(found: Found) -> bool:
     """Install the GPU runtime. Return True if it changed."""
+    settings, inventory, toolkit = found.settings, found.inventory, found.machine.toolkit
     by_runtime = registry.find(inventory.vendor).grant.by_runtime
     plan = GpuPlan(
-        gpus=gpus,
-        nvidia_runtime=machine.toolkit.path if by_runtime and machine.toolkit else "",
+        gpus=found.gpus,
+        nvidia_runtime=toolkit.path if by_runtime and toolkit else "",
         allocation=settings.gpu_allocation,
         gpus_per_task=settings.gpus_per_task,
         wait_timeout=settings.gpu_wait_timeout,
@@ -242,9 +200,10 @@ def _hand_out(
     return runtime.apply(plan)
 
 
-def _register(settings: Settings, inventory: Inventory) -> None:
+def _register(found: Found) -> None:
     """Register the GPU runtime with the engines, and with no others."""
-    by_runtime = registry.find(inventory.vendor).grant.by_runtime
+    settings = found.settings
+    by_runtime = registry.find(found.inventory.vendor).grant.by_runtime
     named = EnginesPlan(settings.engines, settings.default_engines, nvidia=by_runtime)
     engines.ensure(named if named.names else None)
 
@@ -276,10 +235,9 @@ def _for_selftest(settings: Settings, gpus: tuple[Gpu, ...]) -> selftest_setting
     )
 
 
-def _watch(
-    settings: Settings, inventory: Inventory, machine: Machine, gpus: tuple[Gpu, ...]
-) -> None:
+def _watch(found: Found) -> None:
     """Run the GPU health service, which wakes no charm, or stop it."""
+    settings, inventory, boot = found.settings, found.inventory, found.machine.boot
     if settings.gpu_health == "disabled":
         health_service.stop()
         return
@@ -289,8 +247,8 @@ def _watch(
             dispatch=str(installation.COMMAND),
             mode=settings.gpu_health,
             vendor=inventory.vendor,
-            boot=machine.boot,
-            cards=_cards(settings, inventory, machine.boot, gpus),
+            boot=boot,
+            cards=_cards(settings, inventory, boot, found.gpus),
             driver=inventory.driver,
             cuda=inventory.cuda,
             store=str(paths.STORE),
@@ -328,12 +286,18 @@ def _cards(
     return tuple(sorted(here, key=lambda card: (card.index, card.uuid)))
 
 
-def _test(subject: str, say: Say, *, repaired: bool, asked: bool) -> Report | None:
-    """Run the self-test if it is due, and those that the health service has requested.
+def _test(found: Found, say: Say, *, repaired: bool) -> Report | None:
+    """Install the self-test; run it if it is due, and those that the health service has requested.
 
     Raises:
+        gpu_agent.install.AppError: the machine has no room for its programs.
         gpu_selftest.service.SelftestError: it ended without a verdict.
     """
+    asked = found.settings.selftest_on_start
+    selftest_service.install(on_start=asked, before="", needs="")
+    kept = _for_selftest(found.settings, found.gpus)
+    selftest_settings.write(kept)
+    subject = last_pass.subject(kept, found.inventory, found.machine)
     report = None
     if asked and (level := next_test.due(subject, Records(), repaired=repaired)):
         now = selftest_service.running()
@@ -363,4 +327,96 @@ def run_test(
     if other := selftest_service.wait_for_others(_PATIENCE):
         raise selftest_service.SelftestError(f"Another self-test still runs: {other}")
     name = selftest_service.start(level, gpu=gpu, minutes=minutes)
-    return selftest_service.follow(name, seconds, lambda line: say(f"Self-test: {line}"))
+    return selftest_service.follow(
+        name, seconds, lambda line: say(f"Self-test: {without_juju(line)}")
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """The calls by which `start` looks at the machine and changes it.
+
+    The defaults are the real ones; a test hands in its own.
+
+    Attributes:
+        detect: finds the GPUs.
+        machine: reads the other facts.
+        look: closes GPUs that are in use outside or unusable; returns what keeps all from use.
+        schedule: has `start` called again, at each boot and every five minutes.
+        hand_out: installs the GPU runtime; returns whether it changed.
+        reopen: lets requests get GPUs.
+        watch: runs the GPU health service.
+        test: installs the self-test and runs it if it is due.
+        register: registers the GPU runtime with the engines.
+        serve_gpu_run: installs gpu-run, or removes it.
+    """
+
+    detect: collections.abc.Callable[[str], Inventory] = detect.in_time
+    machine: collections.abc.Callable[[], Machine] = machine_facts.machine
+    look: collections.abc.Callable[[Settings, Inventory, Machine], states.Finding | None] = _look
+    schedule: collections.abc.Callable[[], object] = installation.ensure_timer
+    hand_out: collections.abc.Callable[[Found], bool] = _hand_out
+    reopen: collections.abc.Callable[[], object] = installation.reopen
+    watch: collections.abc.Callable[[Found], object] = _watch
+    test: collections.abc.Callable[..., Report | None] = _test
+    register: collections.abc.Callable[[Found], object] = _register
+    serve_gpu_run: collections.abc.Callable[[Settings], object] = _serve_gpu_run
+
+
+_STEPS: typing.Final = Steps()
+
+
+def start(settings: Settings, say: Say, do: Steps = _STEPS) -> Started:
+    """Hand out the GPUs as the settings say. What runs keeps its GPUs.
+
+    If this is killed at any point, it can be called again. If the state of the machine is unknown,
+    nothing changes, as in a hook of the charm: requests get what the records allow.
+
+    Args:
+        settings: of this machine.
+        say: reports each step.
+        do: the calls that look at the machine and change it.
+
+    Raises:
+        StartError: the GPUs cannot be used, or runc is missing: those that are handed out are
+            closed. Or parts cannot be set up; the other parts are. Without the GPU runtime, that
+            is the GPU health service alone.
+        gpu_agent.model.errors.UnknownError, OSError: the machine cannot be read now.
+    """
+    inventory, machine = do.detect(settings.gpu_vendor), do.machine()
+    if wrong := do.look(settings, inventory, machine):
+        raise StartError(without_juju(str(wrong)))
+    found = Found(settings, inventory, machine, chosen(settings, inventory.gpus, say))
+    do.schedule()
+    changed: list[bool] = []
+    reports: list[Report | None] = []
+
+    def hand_out() -> None:
+        changed.append(do.hand_out(found))
+        # A removal that was refused or killed has closed them.
+        do.reopen()
+
+    failed = failures(hand_out)
+    if failed:
+        failed += failures(lambda: do.watch(found))
+    else:
+        failed += failures(
+            lambda: do.watch(found),
+            lambda: reports.append(do.test(found, say, repaired=changed[0])),
+            lambda: do.register(found),
+            lambda: do.serve_gpu_run(settings),
+        )
+    if failed:
+        raise StartError("\n".join(failed))
+    return Started(found.gpus, reports[0])
+
+
+def failures(*parts: collections.abc.Callable[[], object]) -> list[str]:
+    """Set up each of these parts, also after one that fails. Return the texts of all errors."""
+    failed: list[str] = []
+    for part in parts:
+        try:
+            part()
+        except (PartError, process.CommandError, OSError) as error:
+            failed.append(str(error))
+    return failed

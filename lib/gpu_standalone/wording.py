@@ -15,6 +15,8 @@ _ACTION: typing.Final = re.compile(
     rf"(?:juju run {_WORD} )?\b(gpu-selftest|gpu-uncordon)((?: [a-z-]+=(?:\"[^\"]*\"|{_WORD}))*)"
 )
 _REPLACED: typing.Final = (
+    # The agent installs no driver.
+    (rf", or juju config {_WORD} gpu-driver=auto", ""),
     (rf"juju config {_WORD} enable-gpu=false`?, then `?juju config {_WORD} enable-gpu=true",
      "sudo gpu-ci-agent install"),
     (rf"juju config {_WORD} enable-gpu=false", "sudo gpu-ci-agent remove"),
@@ -26,7 +28,7 @@ _REPLACED: typing.Final = (
     (rf"juju attach-resource {_WORD} selftest-wheels=({_WORD})",
      rf"set selftest-wheels in {_FILE} to the path of \1"),
     (rf"juju ssh {_WORD} ", ""),
-    (r"juju model-config juju-https-proxy", "the variable https_proxy"),
+    (r"juju model-config juju-https-proxy", "https_proxy in /etc/environment"),
     (r"juju status", "sudo gpu-ci-agent status"),
 )  # fmt: skip
 

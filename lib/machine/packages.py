@@ -338,19 +338,19 @@ def _check_foreign(
     for name, seen in apt.known(*touched).items():
         if seen.held and name not in our_holds:
             raise PackageError(
-                f"package {name} is held on this machine, not by this charm, but has to change: "
-                f"run 'sudo apt-mark unhold {name}'"
+                f"package {name} is held on this machine, not by gpu-ci-worker, but has to "
+                f"change: run 'sudo apt-mark unhold {name}'"
             )
     for name in sorted(others.keys() & {*simulated.changed, *simulated.removed}):
         raise PackageError(
-            f"package {name} is held for this charm's {others[name]}, but has to change for "
+            f"package {name} is held for gpu-ci-worker's {others[name]}, but has to change for "
             f"{', '.join(sorted(versions or entry.asked))}: ask for versions that fit together"
         )
     for name, old in simulated.removed.items():
         if name not in ours:
             raise PackageError(
-                f"package {name} {old} was not installed by this charm, but has to be removed for "
-                f"its packages: run 'sudo apt-get purge {name}' if nothing needs it"
+                f"package {name} {old} was not installed by gpu-ci-worker, but has to be removed "
+                f"for its packages: run 'sudo apt-get purge {name}' if nothing needs it"
             )
     for name, old in simulated.changed.items():
         if name not in ours and (name in versions or name in simulated.downgraded):
@@ -360,7 +360,7 @@ def _check_foreign(
 def _not_ours(name: str, has: str, wanted: str) -> PackageError:
     which = f"{name}={wanted}" if wanted else name
     return PackageError(
-        f"package {name} {has} was not installed by this charm, which needs "
+        f"package {name} {has} was not installed by gpu-ci-worker, which needs "
         f"{wanted or 'another version'}: run 'sudo apt-get install --allow-downgrades {which}', "
         f"or 'sudo apt-get purge {name}' if nothing needs it"
     )

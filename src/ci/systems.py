@@ -9,7 +9,9 @@ import typing
 
 from ci import none
 from ci.concourse import concourse
+from ci.concourse.checks import checks
 from ci.system import CiSystem, Say
+from gpu_selftest.check import Check
 from lifecycle.records import Records
 from options import readers, table
 from options.declaration import CiOptions, Group, Option
@@ -25,14 +27,16 @@ class Room:
     Attributes:
         options: its options.
         make: makes it for one hook.
+        checks: its checks of the self-test, which a program of the CI system makes.
     """
 
     options: CiOptions
     make: collections.abc.Callable[[juju.Charm, Say, Records], CiSystem]
+    checks: tuple[Check, ...] = ()
 
 
 ALL: typing.Final = (
-    Room(concourse.OPTIONS, concourse.Concourse),
+    Room(concourse.OPTIONS, concourse.Concourse, checks.CHECKS),
     Room(none.OPTIONS, none.NoCiSystem),
 )
 """The first one is the default."""

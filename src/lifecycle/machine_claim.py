@@ -12,13 +12,22 @@ import typing
 
 from machine import files, locks
 from plan import messages
+from plan.messages import Level, Line
 from plan.unit_id import UnitId
 
 _RECORD: typing.Final = "owner.json"
 
 
 class TakenError(Exception):
-    """The machine belongs to another unit, or to none yet. The text has owner and next step."""
+    """The machine belongs to another owner, or to none yet. The text has owner and next step.
+
+    Attributes:
+        line: the same as a line of the unit's status.
+    """
+
+    def __init__(self, line: Line) -> None:
+        super().__init__(line.text)
+        self.line = line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,9 +80,8 @@ class Claim:
         """
         record = self.read()
         if record is None:
-            raise TakenError(
-                f"This machine does not belong to {unit.name} yet: wait for its next hook"
-            )
+            text = f"This machine does not belong to {unit.name} yet: wait for its next hook"
+            raise TakenError(Line(Level.WAITING, "machine-taken", text))
         if not record.owner.is_same(unit):
             raise TakenError(_taken(unit, record.owner))
 
@@ -134,10 +142,10 @@ def _lives(owner: UnitId, unit: UnitId) -> bool:
     return owner.agent not in ("", unit.agent) and pathlib.Path(owner.agent).exists()
 
 
-def _taken(unit: UnitId, owner: UnitId) -> str:
+def _taken(unit: UnitId, owner: UnitId) -> Line:
     # The agent without Juju has the same record (lib/gpu_standalone/owner.py), and no unit's name.
     if "/" not in owner.name:
-        return messages.text("machine-has-agent", unit=unit.name)
-    return messages.text(
+        return messages.line("machine-has-agent", unit=unit.name)
+    return messages.line(
         "machine-taken", owner=owner, unit=unit.name, other=owner.name, agent=owner.agent
     )

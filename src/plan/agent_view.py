@@ -23,6 +23,7 @@ class AgentView:
         job_names: the program that tells which job a container belongs to; empty: none does.
         checks: the program whose results join the self-test; empty: there is none.
         disks: folders that need space for jobs.
+        has_containerd: whether it has a containerd, which needs the socket of the distribution's.
     """
 
     runc: str = ""
@@ -33,3 +34,4 @@ class AgentView:
     job_names: tuple[str, ...] = ()
     checks: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
+    has_containerd: bool = False

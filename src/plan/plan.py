@@ -74,8 +74,13 @@ def _engines(state: UnitState, gpu: GpuPlan | Keep | None) -> EnginesPlan | Keep
     engines = options.container_engines
     if gpu is None or not engines.names:
         return None
-    nvidia, runc = bool(gpu.nvidia_runtime), state.agent.runc
-    return EnginesPlan(engines.names, engines.default, nvidia=nvidia, runc=runc)
+    return EnginesPlan(
+        engines.names,
+        engines.default,
+        nvidia=bool(gpu.nvidia_runtime),
+        runc=state.agent.runc,
+        socket_taken=state.agent.has_containerd,
+    )
 
 
 def _gpu(

@@ -24,7 +24,7 @@ from ci.concourse.options.web import OPTIONS, WebOptions
 from ci.concourse.options.web_values import Settings
 from ci.concourse.options.worker import WorkerSettings
 from ci.concourse.plan.model import ReleasePlan, WebPlan, WorkerPlan
-from ci.concourse.web import web
+from ci.concourse.web import local_postgresql, web
 from ci.concourse.worker import worker
 from ci.concourse.worker.keys import WorkerKeys
 from machine import files, process
@@ -137,11 +137,21 @@ def worker_key():
     return WorkerKeys().ensure("")
 
 
+def apply_web(plan, say):
+    """Have web as planned, with its database on this machine."""
+    return web.apply(plan, local_postgresql.HERE, say)
+
+
+def apply_worker(plan, say):
+    """Have the worker as planned, with its keys on this machine."""
+    return worker.apply(plan, WorkerKeys(), say)
+
+
 def both(web_plan, worker_plan):
     """A web that lets the worker beside it in, and that worker; whether each is well."""
     web_plan = dataclasses.replace(web_plan, worker_keys=(worker_key(),))
-    web.apply(web_plan, unheard)
-    worker.apply(worker_plan, unheard)
+    apply_web(web_plan, unheard)
+    apply_worker(worker_plan, unheard)
     return web.healthy(), worker.healthy()
 
 
@@ -172,7 +182,7 @@ def new_worker_key(worker_plan):
     told = [worker.is_connected()]
     web.authorize(worker_keys.every())
     worker_keys.take_turn(tuple(map(fingerprint, web.authorized())))
-    worker.apply(worker_plan, unheard)
+    apply_worker(worker_plan, unheard)
     told.append(worker.trusted() is not None and worker.is_connected())
     former = worker_keys.shown()
     worker_keys.settle()

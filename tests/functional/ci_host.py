@@ -73,10 +73,12 @@ class Host:
         }  # fmt: skip
 
     def web(self, *worker_keys, die_at=-1):
-        return self.call("ci.concourse.web.web.apply", self.web_plan(*worker_keys), die_at=die_at)
+        return self.call(
+            "tests.functional.ci_driver.apply_web", self.web_plan(*worker_keys), die_at=die_at
+        )
 
     def worker(self, **changes):
-        return self.call("ci.concourse.worker.worker.apply", self.worker_plan(**changes))
+        return self.call("tests.functional.ci_driver.apply_worker", self.worker_plan(**changes))
 
     def both(self):
         """Web and worker as they are in most tests; whether each is well."""

@@ -53,6 +53,14 @@ def test_a_machine_of_juju_is_refused_with_the_units_name(machine):
             "gpu-ci-agent: This machine belongs to worker/0 of model ci, a unit of Juju: "
         )
     machine.sh("rm /var/lib/gpu-ci/owner.json")
+    # A unit of a revision of the charm that wrote no record.
+    charm = "/var/lib/juju/agents/unit-old-worker-7/charm"
+    machine.sh(f"mkdir -p {charm}; echo 'name: gpu-ci-worker' >{charm}/metadata.yaml")
+    for verb in ("install", "remove"):
+        told = machine.tree(verb, check=False)
+        assert told.returncode == 1
+        assert "This machine belongs to old-worker/7, a unit of Juju: " in told.stderr
+    machine.sh("rm -r /var/lib/juju")
     assert machine.listed() == machine.before
 
 
@@ -172,6 +180,17 @@ def test_after_a_reboot_it_looks_at_the_gpus_again(machine):
     machine.begin("three", NODES)
     machine.wait("grep begun /srv/three")
     assert machine.sh("cat /srv/three").stdout == FIRST
+
+
+def test_a_self_test_that_the_timer_starts_has_the_machines_proxy(machine):
+    proxy = "https_proxy=http://proxy.example:3128"
+    machine.sh("cp -a /etc/environment /srv/environment || :")
+    machine.sh(f"echo '{proxy}' >>/etc/environment")
+    # As in a boot that has not tested, a self-test is due.
+    machine.sh("rm /run/gpu-ci/selftest.done; systemctl start gpu-ci-agent")
+    told = machine.sh("cat /run/gpu-ci/selftest.env", check=False).stdout
+    machine.sh("rm /etc/environment; mv /srv/environment /etc || :")
+    assert told.replace('"', "") == f"{proxy}\n"
 
 
 def test_remove_leaves_nothing(machine):

@@ -147,9 +147,7 @@ def test_full_disk_leaves_the_version_before_and_says_what_to_do(refreshed):
         refreshed.sh(f"echo \"WORD = 'version two'\" >{CHARM}/lib/gpu_selftest/late.py")
         told = refreshed.machine.run([*refreshed.python, "-c", INSTALL], check=False)
         last = told.stderr.splitlines()[-1]
-        assert last.startswith(
-            f"gpu_agent.install.AppError: Cannot copy the charm's programs to {HOME}: "
-        )
+        assert last.startswith(f"gpu_agent.install.AppError: Cannot copy the programs to {HOME}: ")
         assert "No space left on device" in last
         assert "Make room there" in last
         assert refreshed.versions() == {own}

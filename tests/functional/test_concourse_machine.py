@@ -142,7 +142,9 @@ def test_hook_killed_at_any_point_and_run_again_ends_in_the_same_state(running, 
         "web": [running.web_plan(external_url=f"http://{name}") for name in ("one", "two")],
         "worker": [running.worker_plan(tags=[name]) for name in ("one", "two")],
     }[part]
-    told = running.call(f"ci.concourse.{part}.{part}.apply", variants=variants, stride=STRIDE)
+    told = running.call(
+        f"tests.functional.ci_driver.apply_{part}", variants=variants, stride=STRIDE
+    )
     assert told["differ"] == []
     assert told["deaths"] * STRIDE >= 8, told
 
@@ -249,7 +251,7 @@ def test_a_task_goes_on_under_new_tags_and_both_new_keys(running):
     running.worker(tsa_public_keys=both, tags=tags)
     shows = running.web_plan()
     shows["secrets"]["tsa_host_key"] = new
-    assert running.call("ci.concourse.web.web.apply", shows)["result"] is True
+    assert running.call("tests.functional.ci_driver.apply_web", shows)["result"] is True
     running.worker(tsa_public_keys=both[1:], tags=tags)
     until(lambda: running.call("ci.concourse.worker.worker.is_connected", say=False)["result"])
 
@@ -276,7 +278,7 @@ def test_a_task_goes_on_under_new_tags_and_both_new_keys(running):
 def test_a_worker_that_web_takes_no_more_waits_for_no_builds(running):
     """As on a removed application: web hears of it at the same time, and revokes the key."""
     until(lambda: running.known("worker-0"))
-    running.call("ci.concourse.web.web.apply", {**running.web_plan(), "worker_keys": []})
+    running.call("tests.functional.ci_driver.apply_web", {**running.web_plan(), "worker_keys": []})
     running.sh("systemctl restart concourse-web")
     done = running.call(
         "ci.concourse.worker.worker.retire", 240, constants={"FAREWELL_SECONDS": 2}

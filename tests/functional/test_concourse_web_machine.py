@@ -118,7 +118,7 @@ class Web(Host):
             "secrets": shared, "database": database or self.database, "wanted": options,
             "tls": tls, "external_url": url,
         }  # fmt: skip
-        return self.call("ci.concourse.web.web.apply", plan)["result"]
+        return self.call("tests.functional.ci_driver.apply_web", plan)["result"]
 
     def ask(self, name):
         return self.call(f"ci.concourse.web.health.{name}", say=False)["result"]

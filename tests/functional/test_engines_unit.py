@@ -38,7 +38,7 @@ from gpu_agent.runtime import install
 from gpu_agent.engines.engine import EnginesPlan
 from gpu_agent.runtime.settings import GpuPlan
 install.apply(GpuPlan((), ""))
-plan = EnginesPlan(("docker",), default=("docker",), nvidia=False)
+plan = EnginesPlan(("docker",), default=("docker",), nvidia=False, socket_taken=True)
 print(registration.ensure(plan), registration.ensure(plan))
 """
 REMOVE = """

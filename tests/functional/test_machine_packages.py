@@ -148,12 +148,12 @@ def test_nothing_of_ours_moves_with_the_others(host):
 def test_another_ones_package_is_left_alone_or_named(host):
     host.sh("apt-get -qqy install gpuci-kit-base=2 gpuci-other >/dev/null")
     wrong = host.error(ensure(KIT))
-    assert "package gpuci-kit-base 2 was not installed by this charm" in wrong["error"]
+    assert "package gpuci-kit-base 2 was not installed by gpu-ci-worker" in wrong["error"]
     assert "apt-get install --allow-downgrades gpuci-kit-base=1" in wrong["error"]
     assert wrong["passes"] is False
     # Nor does it go for another.
     wrong = host.error(ensure({"gpuci-rival": "1"}))
-    assert "gpuci-other 1 was not installed by this charm" in wrong["error"]
+    assert "gpuci-other 1 was not installed by gpu-ci-worker" in wrong["error"]
     assert "apt-get purge gpuci-other" in wrong["error"]
     # Nor down for another.
     wrong = host.error(ensure({"gpuci-kit": "1"}))
@@ -214,7 +214,7 @@ def test_what_is_held_for_one_owner_no_other_moves(host):
     host.value(ensure(KIT))
     for owner, wanted in (("driver", {"gpuci-next": "1"}), ("driver", {"gpuci-common": "1"})):
         wrong = host.error(ensure(wanted, owner))
-        assert "is held for this charm's toolkit, but has to change for" in wrong["error"]
+        assert "is held for gpu-ci-worker's toolkit, but has to change for" in wrong["error"]
     assert host.have() == {**KIT, "gpuci-common": "2", "gpuci-before": "1"}
     assert host.holds() == {*KIT, "gpuci-common"}
 

@@ -84,7 +84,7 @@ def _changed(name: str, path: str, change: str, check: str, reason: str) -> Faul
         f"mv {kept} {path}",
         check,
         reason,
-        "the charm restores it at its next event",
+        "it is restored within 5 minutes",
     )
 
 
@@ -303,7 +303,8 @@ _HEALTH = (
         "pages-used-up", "retired-pages=63", "retired-pages", "too many retired", "Replace GPU"
     ),
     _of_gpu(
-        "recovery", f"field-{_RECOVERY_FIELD}=1", "recovery-action", "recovery needed", "reset it"
+        "recovery", f"field-{_RECOVERY_FIELD}=1", "recovery-action", "recovery needed",
+        "have it reset",
     ),
     _of_gpu(
         "throttled", "throttle-reasons=0x48", "throttle", "throttled", "air flow", warns=True
@@ -320,8 +321,8 @@ _HEALTH = (
     _of_gpu("small", "memory-mib=40960", "memory", "40 GiB", "memory=1GiB,gpu-memory=40GiB,"),
     _of_gpu("old", "compute-capability=7.5", "compute-capability", "compute capability 7.5",
             "gpu-memory=80GiB,compute-capability=7.5,"),
-    _of_gpu("reset-required", "temperature=rc=16", "nvml", "NVML says", "reset it"),
-    _of_gpu("odd", "power-mw=rc=999", "nvml", "NVML does not answer everything", "reset it",
+    _of_gpu("reset-required", "temperature=rc=16", "nvml", "NVML says", "have it reset"),
+    _of_gpu("odd", "power-mw=rc=999", "nvml", "NVML does not answer everything", "have it reset",
             warns=True),
     _xid(79, "Reboot the machine"),
     _xid(48, "Reboot the machine"),

@@ -277,7 +277,7 @@ def test_full_disk_is_an_error_in_words_and_the_old_one_stays(charm, monkeypatch
             patch.setattr(process, "run", raising(failed))
         with pytest.raises(app.AppError) as error:
             charm.ensure()
-    assert str(error.value).startswith(f"Cannot copy the charm's programs to {charm.home}: ")
+    assert str(error.value).startswith(f"Cannot copy the programs to {charm.home}: ")
     assert "No space left on device" in str(error.value)
     assert "Make room there" in str(error.value)
     assert charm.versions() == {before.name}

@@ -193,8 +193,8 @@ def test_uncordon_of_one_that_is_not_out_tells_those_that_are(unit):
 def test_uncordon_of_one_in_use_outside(unit):
     external_use.ensure([("GPU-1", in_use("pid 4711 (python3)"))])
     assert unit.fails("gpu-uncordon", "1") == (
-        "GPU-1 is in use outside CI: pid 4711 (python3). It is available again at the charm's "
-        "next event after that ends"
+        "GPU-1 is in use outside CI: pid 4711 (python3). It is available again "
+        "within 5 minutes after that ends"
     )
     unit.run("gpu-cordon", "1")
     assert unit.run("gpu-uncordon", "1")["state"] == (

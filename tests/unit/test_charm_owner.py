@@ -43,6 +43,16 @@ def test_a_second_unit_touches_nothing_and_says_who_is_there(context, rooms, hoo
         assert str(agent) in text
 
 
+@pytest.mark.parametrize(
+    ("owner", "code"), [("other/3", "machine-taken"), ("gpu-ci-agent", "machine-has-agent")]
+)
+def test_status_has_a_code_of_its_own_for_each_kind_of_owner(context, rooms, owner, code):
+    rooms.own(owner)
+    with context(context.on.update_status(), state(relations=[tsa()])) as manager:
+        manager.run()
+        assert [line.code for line in manager.charm._reconciler.lines] == [code]
+
+
 def test_a_second_unit_that_leaves_its_web_retires_nobody(context, rooms):
     rooms.own("other/3")
     relation = dataclasses.replace(tsa(), remote_app_name="unit")  # its unit 0 is this one
@@ -96,6 +106,7 @@ def test_what_a_unit_removed_by_force_has_left_is_cleared_first(
         "worker.remove",
         "launcher.remove",
         "web.remove",
+        "agent without Juju.remove",
         "health watch.remove",
         "gpu-run.remove",
         "self-test.remove",

@@ -25,6 +25,16 @@ def fails(error):
     return fail
 
 
+def test_web_and_worker_get_the_database_and_the_keys_of_their_unit(context, rooms):
+    given = []
+    rooms.hand_in(
+        apply_web=lambda _, database, _say: given.append(database),
+        apply_worker=lambda _, keys, _say: given.append(keys),
+    )
+    context.run(context.on.update_status(), state("all"))
+    assert given == [rooms.concourse.database, rooms.concourse.keys]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -6,6 +6,10 @@ That a TSA does so is proven in tests/lab/test_drain.py.
 """
 
 import json
+import os
+import pathlib
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +17,18 @@ from ci.concourse.worker import delete_worker as farewell
 from machine import process
 
 KEYS = ("ssh-rsa AAA1", "ssh-rsa AAA2")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ON_A_FULL_DISK = """
+import logging, pathlib, sys
+from ci.concourse.worker.delete_worker import Tsas
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+folder = pathlib.Path(sys.argv[1])
+def run(*_, **__):
+    print("ssh was called")
+tsas = Tsas(["10.0.0.5:2222"], ["ssh-rsa AAA1"], "/keys/key", folder / "known_hosts", run)
+print(tsas.delete({"name": "ci-worker-0"}))
+print([path.name for path in folder.iterdir()])
+"""
 
 
 class Ssh:
@@ -81,6 +97,26 @@ def test_a_disk_that_takes_no_file_is_no_reason_to_stay(ssh, tmp_path, caplog):
     assert not ssh.delete("10.0.0.5:2222")
     assert "10.0.0.5:2222 keeps the worker in its list: [Errno 2]" in caplog.text
     assert ssh.calls == []
+
+
+def test_a_full_disk_is_no_reason_to_stay(tmp_path):
+    unshare = ["/usr/bin/unshare", "--mount"]
+    if os.geteuid() != 0:
+        unshare.append("--map-root-user")
+    mount = f"mount -t tmpfs -o size=4k none {tmp_path}"
+    if subprocess.run([*unshare, "--", "sh", "-c", mount], capture_output=True).returncode:
+        pytest.skip("this machine lets no test mount a file system of its own")
+    fill = f"head -c 4096 /dev/zero >{tmp_path}/fill"
+    done = subprocess.run(
+        [*unshare, "--", "sh", "-c", f'{mount}; {fill}; exec "$@"', "sh"]
+        + [sys.executable, "-c", ON_A_FULL_DISK, tmp_path],
+        env={"PYTHONPATH": f"{ROOT}/src:{ROOT}/lib"},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.stderr == ""
+    said, *rest = done.stdout.splitlines()
+    assert said.startswith("10.0.0.5:2222 keeps the worker in its list: [Errno 28] No space left")
+    assert rest == ["False", "['fill']"]
 
 
 def test_no_web_is_no_reason_to_stay(ssh, caplog):

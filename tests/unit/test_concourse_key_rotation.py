@@ -9,6 +9,7 @@ from ops import testing
 
 from ci.concourse import rsa_keys as keys
 from ci.concourse.plan import messages
+from lifecycle.drain_record import DrainRecord
 from relations import tsa as relations_tsa
 from relations import worker_view as sights
 from tests.unit.exchange_rig import Pair
@@ -273,6 +274,21 @@ def test_what_is_no_key_of_a_web_to_come_is_refused_and_the_others_stay(context,
     assert after.unit_status.message.startswith(
         "Worker ready (refused tsa-next-public-key of web/0"
     )
+
+
+def test_a_web_without_a_worker_does_not_ask_whether_that_rests(context, rooms):
+    class Drain(DrainRecord):
+        def rests(self):
+            if "web.apply" in rooms.calls:
+                raise OSError("asked in vain")
+            return super().rests()
+
+    known = rooms.records.drain
+    rooms.hand_in(drain=Drain(known.folder, known.clock))
+    before = state("web", [database(), workers()])
+    after = context.run(context.on.update_status(), before)
+    assert "web.apply" in rooms.calls
+    assert "asked in vain" not in after.unit_status.message
 
 
 def test_of_several_webs_each_has_to_take_a_key(context, rooms):

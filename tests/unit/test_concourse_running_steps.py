@@ -2,8 +2,10 @@
 # See LICENSE file for licensing details.
 """What a reboot would end: steps that run, not containers that are only kept."""
 
+import contextlib
 import math
 import os
+import pathlib
 import shutil
 import time
 
@@ -113,6 +115,34 @@ def test_a_folder_that_can_not_be_read_is_not_taken_for_rest(container, tmp_path
     folder.symlink_to(folder)
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         steps.running(tmp_path)
+
+
+@contextlib.contextmanager
+def as_a_user():
+    """Without the right of root to read every folder."""
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+@pytest.mark.parametrize("closed", ["concourse", "4f0c"])
+def test_a_folder_that_may_not_be_read_is_not_taken_for_rest(
+    container, tmp_path, monkeypatch, closed
+):
+    # A user may not pass the folders above this one.
+    tmp_path.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    here = pathlib.Path()
+    with as_a_user():
+        assert steps.running(here) == ()
+    (container if closed == container.name else container.parent).chmod(0o111)
+    with as_a_user(), pytest.raises(PermissionError):
+        steps.running(here)
 
 
 @pytest.mark.parametrize("what", ["folder", "file", "container"])

@@ -18,9 +18,12 @@ from ci.concourse.worker import trusted_cas as certificates
 from ci.concourse.worker import worker as concourse_worker
 from ci.concourse.worker.departure import Departure
 from ci.concourse.worker.former import Former
+from ci.concourse.worker.keys import WorkerKeys
 from relations.model import Tsa
+from tests import certificates as made_certificates
 from tests.unit.situations import gpu_unit, make_plan, unit
 
+CA = made_certificates.ca()
 GO_DURATION = re.compile(r"([0-9]+)s")
 
 
@@ -34,8 +37,12 @@ def written(path, values):
     return settings(path.read_text())
 
 
-def worker(folder, made, driver="overlay", cas=""):
-    values = concourse_worker.settings(planned(made).worker, driver, cas)
+def worker(folder, made, driver="overlay"):
+    def trust(pem):
+        return certificates.ensure(pem, "", folder / "certs", folder / "no-cas-of-the-machine")
+
+    plan = planned(made).worker
+    values = concourse_worker.settings(plan, WorkerKeys(folder), driver, trust)
     return written(folder / "worker.env", values)
 
 
@@ -154,12 +161,16 @@ def test_what_each_is_told_is_no_business_of_the_other(tmp_path):
 def test_what_the_operator_says_of_a_worker_reaches_it(tmp_path):
     names = ("TEAM", "CONTAINERD_MAX_CONTAINERS", "CONTAINERD_MTU", "CERTS_DIR")
     told = worker(tmp_path, make_plan(unit()))
+    private_key = told["CONCOURSE_TSA_WORKER_PRIVATE_KEY"].strip('"')
+    assert private_key == str(tmp_path / "worker_key")
     assert [told.get(f"CONCOURSE_{name}") for name in names[:2]] == [None, None]
     assert "CONCOURSE_CERTS_DIR" not in told
     options = {"only-team": "team-a", "worker-settings": "max-containers=500,mtu=1380"}
-    told = worker(tmp_path, make_plan(unit(options=options)), cas="/etc/concourse/certs/x")
-    expected = ["team-a", "500", "1380", "/etc/concourse/certs/x"]
-    assert [told[f"CONCOURSE_{name}"].strip('"') for name in names] == expected
+    options["worker-ca-certificates"] = CA
+    told = worker(tmp_path, make_plan(unit(options=options)))
+    *expected, folder = [told[f"CONCOURSE_{name}"].strip('"') for name in names]
+    assert expected == ["team-a", "500", "1380"]
+    assert CA in (pathlib.Path(folder) / "ca-certificates.crt").read_text()
 
 
 def test_cas_of_the_operators_stand_beside_the_machines(tmp_path):

@@ -14,6 +14,8 @@ from ops import testing
 
 from ci.concourse.web import files as web_files
 from ci.concourse.web import health as web_health
+from ci.concourse.web.local_postgresql import LocalDatabase
+from ci.concourse.web.postgresql_server import Server
 from relations.model import Database
 from tests import certificates
 from tests.unit.situations import DATABASE, WEB, database, make_plan, state, unit
@@ -110,6 +112,26 @@ def test_without_the_relation_web_is_taken_away(context, rooms):
     after = context.run(context.on.config_changed(), state("web"))
     assert "web.remove" in rooms.calls
     assert after.unit_status.message.startswith("Waiting for a database: juju integrate")
+
+
+class KilledServer(Server):
+    """PostgreSQL for whose start the hook waits when it is killed."""
+
+    def is_installed(self):
+        return True
+
+    def ensure(self, note):
+        raise InterruptedError
+
+
+def test_a_database_that_web_uses_again_does_not_look_unused_after_a_killed_hook(tmp_path):
+    database = LocalDatabase(tmp_path, KilledServer())
+    (tmp_path / "local-postgresql").write_text("15")
+    assert database.note_unused()
+    assert "unused since" in database.kept()
+    with pytest.raises(InterruptedError):
+        database.ensure(lambda _: None)
+    assert database.kept() == "concourse"
 
 
 def test_a_lost_database_is_waited_for_with_its_address(context, rooms):

@@ -17,6 +17,7 @@ from gpu_agent.health import service as health_service
 from gpu_agent.reporting.receipts import log as receipts
 from gpu_agent.runtime import install, policy, task_mounts
 from gpu_selftest import verdict
+from gpu_standalone import installation
 from host import network, software
 from host.nvidia_toolkit import NvidiaToolkit
 from lifecycle.driver_upgrade import steps
@@ -37,6 +38,7 @@ def test_each_call_is_that_of_its_part():
         "watch": health_watch.ensure,
         "serve_gpu_run": gpu_run.ensure,
         "remove": {
+            "agent without Juju": installation.remove_timer,
             "health watch": health_service.remove,
             "gpu-run": gpu_run_service.remove,
             "engines": registry.remove,

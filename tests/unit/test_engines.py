@@ -13,6 +13,7 @@ import types
 import pytest
 from ops import testing
 
+from ci.concourse import agent_view
 from gpu_agent.engines import registry as registration
 from gpu_agent.engines.docker import json_edit as json_text
 from gpu_agent.engines.docker.daemon_json import _MADE, DaemonJson
@@ -22,6 +23,7 @@ from gpu_agent.engines.front import Front
 from gpu_agent.engines.podman.config import Config
 from gpu_agent.model.keep import Keep
 from machine.process import Completed
+from plan.agent_view import AgentView
 from tests.killing import killed_at
 from tests.unit.situations import gpu_unit, make_plan, state, tsa
 
@@ -297,6 +299,7 @@ def stubs(calls, *, in_use=False):
             note(calls, f"{name}.ensure"),
             note(calls, f"{name}.remove"),
             lambda runtime: in_use,
+            note(calls, f"{name}.leave_socket"),
         )
         for name in ("one", "two")
     )
@@ -318,19 +321,41 @@ def test_only_named_engines_know_it(calls):
     assert calls == [("one.remove",), ("two.remove",), ("front.remove",)]
 
 
-def test_docker_has_its_own_containerd_before_and_after_it_has_the_runtime(calls):
+def test_an_engine_leaves_the_socket_only_to_a_ci_system_that_needs_it(calls):
+    given = stubs(calls), stub_front(calls)
+    registration.ensure(EnginesPlan(("one",), socket_taken=True), *given)
+    assert calls == [
+        *(("front.apply", True, ""), ("one.leave_socket",), ("one.ensure", False)),
+        ("two.remove",),
+    ]
+    calls.clear()
+    # Without that CI system the engine keeps what it has until it is removed.
+    registration.ensure(EnginesPlan(("one",)), *given)
+    assert calls == [("front.apply", True, ""), ("one.ensure", False), ("two.remove",)]
+
+
+def test_docker_has_a_containerd_until_after_it_has_the_runtime(calls, tmp_path):
     unit, file = (
         types.SimpleNamespace(
-            ensure=note(calls, f"{name}.ensure"), remove=note(calls, f"{name}.remove")
+            ensure=note(calls, f"{name}.ensure"),
+            remove=note(calls, f"{name}.remove"),
+            program=lambda _: "/usr/sbin/dockerd",
         )
         for name in ("unit", "file")
     )
     docker = Docker(unit, file)
     docker.ensure(default=True)
+    docker.leave_socket()
     docker.remove()
     assert calls == [
-        ("unit.ensure",), ("file.ensure", True), ("file.remove",), ("unit.remove",)
+        ("file.ensure", True), ("unit.ensure",), ("file.remove",), ("unit.remove",)
     ]  # fmt: skip
+
+
+def test_beside_concourse_docker_is_installed_without_the_containerd_of_its_package(calls):
+    file = types.SimpleNamespace(program=lambda _: "")
+    with pytest.raises(EngineError, match="sudo systemctl mask containerd; sudo apt-get install"):
+        Docker(types.SimpleNamespace(), file).leave_socket()
 
 
 def test_the_runtime_is_not_away_for_a_moment_while_its_containers_run(calls, tmp_path):
@@ -411,6 +436,12 @@ def test_what_is_planned():
     assert planned(**{"container-engines": "lxd"}) is Keep.AS_IS
     one = {"container-engines": "podman, docker=default"}
     assert planned(**one) == EnginesPlan(("podman", "docker"), ("docker",))
+
+
+def test_concourse_needs_containerds_socket_and_no_ci_system_does_not():
+    for agent, taken in ((agent_view.make("worker", has_web=False), True), (AgentView(), False)):
+        unit = gpu_unit({"container-engines": "docker"}, agent=agent)
+        assert make_plan(unit).engines.socket_taken is taken
 
 
 def test_members_are_told_as_json_tells_them():

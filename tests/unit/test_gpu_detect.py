@@ -15,6 +15,7 @@ from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.vendors import detect, registry, report
 from gpu_agent.gpu.vendors.nvidia import nvml
 from gpu_agent.gpu.vendors.nvidia.maker import MAKER
+from gpu_agent.model import errors
 from gpu_agent.model.inventory import Inventory, State
 from tests.fakes import Card, make_tree
 from tests.unit.gpu_rig import Nvml
@@ -302,6 +303,14 @@ def test_what_answers_in_time_is_the_same(asked, tmp_path):
     asked.answer = OSError(24, "Too many open files")
     with pytest.raises(OSError, match="Too many"):
         detect.in_time("auto", tmp_path, asked.vendors, note=note)
+
+
+def test_a_vendor_of_another_revision_is_no_crash(tmp_path):
+    remedy = "set gpu-vendor to auto or to one of nvidia, amd, intel"
+    with pytest.raises(errors.UnknownError, match=f"knows no GPUs of 4dfx: {remedy}"):
+        detect.detect("4dfx", tmp_path)
+    with pytest.raises(errors.UnknownError, match=remedy):
+        detect.in_time("4dfx", tmp_path, note=tmp_path / "driver-hangs")
 
 
 def test_a_hook_gives_up_within_half_a_minute():

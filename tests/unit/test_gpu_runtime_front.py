@@ -211,7 +211,7 @@ def test_a_missing_back_end_is_named(front):
     front.spec("task")
     assert front.create() == 1
     assert front.refusal == (
-        f"gpu-ci-worker: runtime-damaged: {front.lib} is missing on this worker. The charm "
+        f"gpu-ci-worker: runtime-damaged: {front.lib} is missing on this worker. The worker "
         "restores it within 5 minutes; rerun the step then"
     )
 

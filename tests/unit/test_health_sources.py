@@ -366,6 +366,22 @@ def test_an_absent_log_is_said_once_and_the_rest_goes_on(tmp_path, caplog):
     sources.close()
 
 
+def test_want_of_files_at_the_start_is_said_and_ends_no_service(tmp_path, caplog):
+    caplog.set_level("INFO")
+    log(tmp_path)
+    device(tmp_path, {"vendor": "0x1002\n"})
+    child, now = Child(), [0.0]
+    with out_of_files():
+        sources = Sources([AMD], tmp_path, begin=lambda *_: child, clock=lambda: now[0])
+        sources.take(0)
+    assert "cannot open a source now: Too many open files" in caplog.text
+    assert not sources._listeners
+    now[0] += 15
+    sources.take(0)
+    assert sources._listeners
+    sources.close()
+
+
 def test_a_log_that_cant_be_opened_for_want_of_something_is_tried_again(
     make, tmp_path, monkeypatch, caplog
 ):

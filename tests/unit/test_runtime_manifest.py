@@ -58,7 +58,7 @@ def test_a_folder_is_told_by_what_it_may_hold(tmp_path, file):
     (tmp_path / "containerd-shim-runc-v2").touch()
     (tmp_path / "json.py").touch()
     assert manifest.difference(tmp_path, told) == (
-        "holds containerd-shim-runc-v2, json.py, which the charm did not install"
+        "holds containerd-shim-runc-v2, json.py, which gpu-ci-worker did not install"
     )
     assert manifest.difference(tmp_path, any_names) == ""
     tmp_path.chmod(0o777)

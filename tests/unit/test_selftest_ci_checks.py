@@ -15,9 +15,11 @@ import time
 
 import pytest
 
+from ci import systems
 from ci.concourse import agent_view
 from ci.concourse.checks import __main__ as concourse_checks
-from gpu_selftest import results
+from ci.concourse.checks import checks
+from gpu_selftest import results, run
 from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.quick import ci_checks
 from gpu_selftest.quick.ci_checks import Answer, AnswerError
@@ -38,6 +40,7 @@ GOOD = Answer(
     copies=3,
 )
 TEXT = ci_checks.as_json(GOOD)
+OWN = [check.id for check in run.CHECKS]
 
 
 def test_an_answer_comes_back_as_it_was_written():
@@ -95,11 +98,11 @@ def test_a_damaged_answer_is_none(text):
 
 
 def asked(code, *seconds):
-    return ci_checks.ask(Settings("worker/0", checks=("-S", "-c", code)), *seconds)
+    return ci_checks.ask(Settings("worker/0", checks=("-S", "-c", code)), OWN, *seconds)
 
 
 def test_a_machine_without_a_program_has_no_row_of_it():
-    assert ci_checks.ask(Settings("worker/0")) == Answer()
+    assert ci_checks.ask(Settings("worker/0"), OWN) == Answer()
 
 
 def test_a_programs_rows_are_the_reports():
@@ -124,6 +127,40 @@ def test_without_a_good_answer_one_row_did_not_run_and_says_why(code, cause):
     assert results.outcome([found]) == "incomplete"
     assert results.is_against(found)
     assert not results.condemns(found)
+
+
+@pytest.mark.parametrize("name", ["disk", "ecc", "lease", "peer", "burn-in-xid", "ci-checks"])
+def test_a_result_that_has_the_name_of_an_own_check_is_refused_and_the_others_stay(name):
+    assert name in OWN
+    first, *others = GOOD.results
+    named = dataclasses.replace(first, check=name)
+    found = asked(f"print({ci_checks.as_json(Answer((named, *others), copies=3))!r})")
+    assert found.results[1:] == tuple(others)
+    assert found.copies == 3
+    refused = found.results[0]
+    assert (refused.check, refused.outcome) == ("ci-checks", Outcome.NOT_RUN)
+    assert refused.text == (
+        f"the CI system has a check {name}, and so has the self-test: rename it there"
+    )
+
+
+def test_the_names_of_all_checks_differ():
+    names = [*OWN, *(check.id for room in systems.ALL for check in room.checks)]
+    assert len(names) == len({*names})
+
+
+def test_a_check_of_concourses_that_breaks_off_costs_no_other_its_result(tmp_path):
+    (tmp_path / "etc/concourse").mkdir(parents=True)
+    settings = tmp_path / "etc/concourse/worker.env"
+    settings.write_text("CONCOURSE_BAGGAGECLAIM_DRIVER=naive\n")
+    # Its unit cannot be read.
+    (tmp_path / "etc/systemd/system/concourse-worker.service").mkdir(parents=True)
+    found = ci_checks.read(ci_checks.as_json(concourse_checks.answer({}, tmp_path)))
+    assert [one.check for one in found.results] == [one.id for one in checks.CHECKS]
+    limits = next(one for one in found.results if one.check == "limits")
+    assert limits.outcome is Outcome.NOT_RUN
+    assert limits.text.startswith("the check broke off: IsADirectoryError: ")
+    assert found.copies == 3
 
 
 def test_a_program_that_does_not_end_is_killed_in_time(tmp_path):

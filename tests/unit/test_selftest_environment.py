@@ -195,3 +195,12 @@ def test_the_work_sees_its_gpus_alone_and_no_charm(tmp_path, monkeypatch, device
     gpus = ["GPU-a", "MIG-b"]
     found = ask(program(tmp_path, line), gpus, device)
     assert found == {"gpus": seen, "path": ""}
+
+
+def test_removal_takes_what_an_earlier_revision_has_left_but_no_report(tmp_path):
+    for name in ("venv-cuda13-0a1b", "scratch", "history"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "last.json").write_text("{}")
+    assert environment.remove(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history", "last.json"]
+    assert not environment.remove(tmp_path)

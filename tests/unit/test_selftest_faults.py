@@ -97,7 +97,7 @@ def runc_is_the_wrapper(site):
     runc.symlink_to(site.path(FRONT))
 
 
-BACK = "the charm restores it at its next event"
+BACK = "it is restored within 5 minutes"
 FAULTS = {
     "front replaced": (
         write(FRONT, "#!/bin/sh\nexec runc\n"), "gpu-runtime",
@@ -116,11 +116,11 @@ FAULTS = {
     "source changed": (source, "gpu-runtime", "/lease_manager.py has another content", BACK),
     "compiled changed": (compiled, "gpu-runtime", ".pyc has another content", BACK),
     "module planted": (
-        planted_module, "gpu-runtime", "holds json.py, which the charm did not install", BACK,
+        planted_module, "gpu-runtime", "holds json.py, which gpu-ci-worker did not install", BACK,
     ),
     "program planted": (
         write("opt/gpu-ci/bin/containerd-shim-runc-v2", ""), "gpu-runtime",
-        "/opt/gpu-ci/bin holds containerd-shim-runc-v2, which the charm did not install", BACK,
+        "/opt/gpu-ci/bin holds containerd-shim-runc-v2, which gpu-ci-worker did not install", BACK,
     ),
     "other back end": (
         back_end_elsewhere, "gpu-runtime",
@@ -150,7 +150,7 @@ FAULTS = {
     ),
     "beside the engines' front": (
         write("opt/gpu-ci/engines/runc", ""), "gpu-runtime",
-        "/opt/gpu-ci/engines holds runc, which the charm did not install", BACK,
+        "/opt/gpu-ci/engines holds runc, which gpu-ci-worker did not install", BACK,
     ),
     "engines' configuration changed": (
         add(ENGINES_CONFIG, "# x\n"), "gpu-runtime",

@@ -61,6 +61,8 @@ def test_without_any_there_is_none(path):
         lambda kept: {name: value for name, value in kept.items() if name != "gpus"},
         lambda kept: {**kept, "gpus": [{**kept["gpus"][0], "of_a_later_charm": 1}]},
         lambda kept: {**kept, "gpus": [{**kept["gpus"][0], "vendor": "4dfx"}]},
+        lambda kept: {**kept, "vendor": "4dfx"},
+        lambda kept: {**kept, "vendor": ["nvidia"]},
         lambda kept: {**kept, "gpus": 7},
         lambda kept: {**kept, "version": 2},
         lambda kept: {**kept, "version": "1"},

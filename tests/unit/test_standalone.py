@@ -3,15 +3,21 @@
 """gpu-ci-agent without a machine: the choice of GPUs, its refusals, its words for Juju's."""
 
 import ast
+import dataclasses
 import pathlib
 import re
 
 import pytest
 
+from gpu_agent.diagnosis import driver_states, states, toolkit_states
+from gpu_agent.diagnosis.facts import Facts, Kind, Options
 from gpu_agent.diagnosis.states import Finding
-from gpu_agent.model.inventory import Gpu, MigDevice
-from gpu_standalone import __main__ as command
-from gpu_standalone import start
+from gpu_agent.gpu_run.service import GpuRunError
+from gpu_agent.model import errors
+from gpu_agent.model.host import Driver, Machine
+from gpu_agent.model.inventory import Gpu, Inventory, MigDevice, State
+from gpu_agent.runtime.nvidia_config import ConfigError
+from gpu_standalone import owner, start
 from gpu_standalone.settings import Settings
 from gpu_standalone.wording import without_juju
 
@@ -84,45 +90,70 @@ def test_a_lost_gpu_and_one_without_mig_devices_are_closed():
     assert [uuid for uuid, _ in found] == [gpus[1].uuid, "GPU-lost"]
 
 
-def test_a_part_that_fails_keeps_no_other_part_from_its_setup():
-    done = []
+class Rig:
+    """What `start` asks and changes: the calls in their order, each of which may fail."""
 
-    def fail():
-        raise OSError("no group")
+    def __init__(self, **fails):
+        self.calls = []
+        self.fails = fails
 
-    with pytest.raises(start.StartError, match="no group"):
-        start.each(fail, lambda: done.append("health service"))
-    assert done == ["health service"]
+    def __call__(self, name, answer=None):
+        def call(*_, **__):
+            self.calls.append(name)
+            if name in self.fails:
+                raise self.fails[name]
+            return answer
 
+        return call
 
-def test_only_an_installed_copy_that_was_replaced_is_outdated(tmp_path):
-    for name in ("old", "new"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "current").symlink_to("new")
-    assert command.is_outdated(tmp_path / "old", tmp_path)
-    assert not command.is_outdated(tmp_path / "new", tmp_path)
-    assert not command.is_outdated(pathlib.Path("/srv/tree"), tmp_path)
-
-
-@pytest.mark.parametrize("words", [[], ["halt"], ["uncordon", "--gpu", "1"], ["self-test", "-l"]])
-def test_wrong_arguments_end_with_the_usage(words, capsys):
-    with pytest.raises(SystemExit) as raised:
-        command.main(words)
-    assert raised.value.code == command.WRONG_USE
-    assert capsys.readouterr().err.startswith("usage: gpu-ci-agent")
-
-
-def test_a_user_who_is_not_root_is_told_to_use_sudo(monkeypatch, capsys):
-    monkeypatch.setattr(command.os, "geteuid", lambda: 1000)
-    assert command.main(["remove"]) == command.WRONG_USE
-    assert capsys.readouterr().err == "gpu-ci-agent: this needs root: use sudo\n"
+    def start(self):
+        inventory = Inventory(State.READY, GPUS, vendor="nvidia")
+        steps = start.Steps(
+            detect=self("detect", inventory),
+            machine=self("machine", Machine("x86_64")),
+            look=self("look"),
+            hand_out=self("hand_out", answer=False),
+            **{
+                name: self(name)
+                for name in ("schedule", "reopen", "watch", "test", "register", "serve_gpu_run")
+            },
+        )
+        return start.start(Settings(), lambda _: None, steps)
 
 
-def test_a_machine_without_systemd_is_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command.os, "geteuid", lambda: 0)
-    monkeypatch.setattr(command, "_SYSTEMD", tmp_path / "none")
-    assert command.main(["status"]) == command.WRONG_USE
-    assert capsys.readouterr().err.startswith("gpu-ci-agent: systemd does not run this machine: ")
+def test_start_hands_out_and_sets_up_all_parts():
+    rig = Rig()
+    assert rig.start() == start.Started(GPUS, None)
+    assert rig.calls == [
+        *("detect", "machine", "look", "schedule", "hand_out", "reopen"),
+        *("watch", "test", "register", "serve_gpu_run"),
+    ]
+
+
+@pytest.mark.parametrize("asked", ["detect", "machine", "look"])
+@pytest.mark.parametrize("error", [errors.unknown("no memory"), OSError("no memory")])
+def test_nothing_changes_while_the_state_of_the_machine_is_unknown(asked, error):
+    rig = Rig(**{asked: error})
+    with pytest.raises(type(error), match="no memory"):
+        rig.start()
+    # As in a hook of the charm: no GPU is opened, and none that is handed out is closed.
+    assert rig.calls[-1] == asked
+    assert set(rig.calls) <= {"detect", "machine", "look"}
+
+
+@pytest.mark.parametrize("part", ["watch", "test", "register", "serve_gpu_run"])
+def test_a_part_that_fails_keeps_no_other_part_from_its_setup(part):
+    rig = Rig(**{part: GpuRunError("no group")})
+    with pytest.raises(start.StartError, match=r"^no group$"):
+        rig.start()
+    assert rig.calls[-4:] == ["watch", "test", "register", "serve_gpu_run"]
+
+
+def test_without_the_gpu_runtime_no_gpu_is_opened_and_the_health_service_runs():
+    rig = Rig(hand_out=ConfigError("config.toml is damaged"), watch=OSError("no space"))
+    with pytest.raises(start.StartError, match=r"^config.toml is damaged\nno space$"):
+        rig.start()
+    assert rig.calls[-2:] == ["hand_out", "watch"]
 
 
 # A remedy of the agent or the self-test, and what it is without Juju.
@@ -141,6 +172,11 @@ WORDS = (
         "set gpu-vendor to auto in /etc/gpu-ci/agent.json; or",
     ),
     ("juju config app enable-gpu=false", "sudo gpu-ci-agent remove"),
+    ("install it, or juju config app gpu-driver=auto", "install it"),
+    (
+        "the proxies (`juju model-config juju-https-proxy`)",
+        "the proxies (`https_proxy in /etc/environment`)",
+    ),
     (
         "juju config app minimums=cpus=4,memory=8GiB; then",
         "set minimums to cpus=4,memory=8GiB in /etc/gpu-ci/agent.json; then",
@@ -191,3 +227,76 @@ def test_no_remedy_of_lib_names_juju_without_it():
     assert len(found) > 20
     left = {text: without_juju(text) for text in found if "juju" in without_juju(text)}
     assert left == {}
+
+
+# Texts that no user of the agent meets, by the file or folder, and why. The tables of diagnosis
+# have columns for the charm's docs; the others are tested below.
+OF_THE_CHARM = {
+    "gpu_agent/diagnosis/": "The tables, and reboots by the charm.",
+    "gpu_agent/engines/docker/": "Docker beside Concourse.",
+    "gpu_agent/gpu/vendors/nvidia/driver_packages.py": "The driver's packages, which it installs.",
+    "gpu_agent/health/charm_notifier.py": "It wakes the charm.",
+    "gpu_agent/health/idle_notifier.py": "The same.",
+    "gpu_agent/reporting/notifier/": "The same.",
+    "gpu_agent/templates/gpu-ci-devices.service": "The same.",
+    "gpu_agent/templates/gpu-ci-wake.service": "The same.",
+    "gpu_standalone/owner.py": "A machine of the charm.",
+    "machine/download.py": "It downloads releases of the CI system.",
+}
+# "application" of `juju config <application>` goes with the command.
+CHARM = re.compile(r"\b(the|this) charm\b|\bapplication\b(?!')", re.IGNORECASE)
+
+
+def told():
+    """Each text of lib with its file: of modules without docstrings, of templates their texts."""
+    for path in sorted(LIB.rglob("*")):
+        name = str(path.relative_to(LIB))
+        if path.suffix == ".py":
+            yield from ((name, text) for text in texts(ast.parse(path.read_text())))
+        elif path.parent.name == "templates" and path.is_file():
+            lines = path.read_text().splitlines()
+            # Comments below the first lines explain the file to its authors.
+            yield from ((name, one) for one in lines if "changes are lost" in one)
+            yield from ((name, one) for one in lines if not one.startswith(("#", '.\\"')))
+
+
+def test_no_text_of_lib_names_the_charm_without_it():
+    found = {(name, text) for name, text in told() if CHARM.search(without_juju(text))}
+    # The key of a table's placeholder.
+    left = {(name, text) for name, text in found if text != "application"}
+    assert {one for one in left if not one[0].startswith(tuple(OF_THE_CHARM))} == set()
+    needed = {entry for entry in OF_THE_CHARM if any(name.startswith(entry) for name, _ in left)}
+    assert needed == set(OF_THE_CHARM)
+
+
+FACTS = Facts(
+    Inventory(State.NO_DRIVER, vendor="nvidia"),
+    owner.NAME,
+    Options(
+        gpu_vendor="auto",
+        gpu_driver="none",
+        may_reboot=False,
+        toolkit_version="",
+        allow_vulnerable_toolkit=False,
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        row
+        for row in (*driver_states.TABLE, *toolkit_states.TABLE)
+        # The agent has no option for the version of the toolkit.
+        if row.kind is Kind.BLOCKS and row.code not in toolkit_states.OF_AN_OPTION
+    ],
+    ids=lambda row: row.code,
+)
+def test_no_state_of_the_machine_names_the_charm_or_an_option_without_it(row):
+    drivers = [Driver(version="580.65.06", branch="580-server")]
+    # A driver to change for that of another branch is here, and the agent has not installed it.
+    drivers += [Driver()] if "{other_branch}" not in row.remedy else []
+    for driver in drivers:
+        facts = dataclasses.replace(FACTS, driver=driver)
+        said = without_juju(str(states._obstacle(row, facts)))
+        assert not re.search(r"\bcharm\b|juju|gpu-driver|auto-reboot|toolkit-version", said)

@@ -5,6 +5,7 @@
 import json
 import pathlib
 import re
+import sys
 
 import pytest
 
@@ -90,6 +91,7 @@ def test_all_wrong_values_are_told_at_once():
     ("text", "said"),
     [
         ("{", "no JSON: "),
+        ("[" * 100_000, "nested too deeply. Repair it, or remove it: install writes the defaults"),
         ("[1]", "no JSON object. Remove it: install writes the defaults"),
         ("{}", '"version" is null: use 1'),
         ('{"version": true}', '"version" is true: use 1'),
@@ -105,6 +107,29 @@ def test_a_file_of_another_kind_or_version_is_refused(text, said):
         settings.parse(text)
     assert str(raised.value).startswith(f"/etc/gpu-ci/agent.json: {said}")
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("key", ["gpu-health", "container-engines", "minimums"])
+def test_a_value_that_is_nested_deeply_is_refused_at_each_depth(key):
+    """At some depths JSON is read, and the value is too deep to be shown."""
+    for depth in range(sys.getrecursionlimit() - 150, sys.getrecursionlimit()):
+        for value in ("[" * depth + "]" * depth, '{"cpus": ' * depth + "1" + "}" * depth):
+            with pytest.raises(SettingsError):
+                settings.parse(f'{{"version": 1, "{key}": {value}}}')
+
+
+def test_the_file_is_read_and_none_is_no_error(tmp_path):
+    path = tmp_path / "agent.json"
+    assert settings.read(path) is None
+    path.write_text(settings.as_text(Settings(gpu_run_group="gpu-users")))
+    assert settings.read(path) == Settings(gpu_run_group="gpu-users")
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path):
+    path = tmp_path / "agent.json"
+    path.write_bytes(b'{"version": 1, "gpu-run-group": "\xe9"}')
+    with pytest.raises(SettingsError, match=r"^/etc/gpu-ci/agent.json: no UTF-8: .*Repair it"):
+        settings.read(path)
 
 
 def test_the_page_has_each_key_with_its_default_and_the_options_have_these_names():

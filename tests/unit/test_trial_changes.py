@@ -47,6 +47,19 @@ def test_an_option_is_one_file(tree):
     trial.check(tree, "option_checks.py")
 
 
+def test_a_check_of_a_ci_system_is_its_room_and_its_registration(tree):
+    trial.add(tree, trial.CI_SYSTEM)
+    known = trial.by_hand(tree, trial.CI_SYSTEM)
+    with (tree / trial.CI_SYSTEM.room / "stub.py").open("a") as room:
+        room.write("from gpu_selftest.check import Check, Level\n")
+        room.write("CHECK = Check('stub-answers', Level.QUICK, 'the stub answers')\n")
+    entry = "    Room(stub.OPTIONS, stub.Stub"
+    trial.change(tree / trial.CI / "systems.py", entry, f"{entry}, (stub.CHECK,)")
+    trial.write_tables(tree)
+    assert trial.by_hand(tree, trial.CI_SYSTEM) == known
+    assert "| `stub-answers` | the worker |" in (tree / "docs/reference/selftest.md").read_text()
+
+
 def test_a_check_of_the_selftest_is_one_room(tree):
     shutil.copy(trial.TRIAL / "check/uptime.py", tree / CHECKS)
     for old, new in {

@@ -136,8 +136,7 @@ def _after(uuid: str, entry: Quarantine | None, *, gone: bool) -> dict[str, str]
 def _not_out(uuid: str, entries: dict[str, Quarantine]) -> LeaseError:
     if cause := external_use.read().get(uuid):
         return LeaseError(
-            f"{uuid} is {cause.describe()}. It is available again at the charm's next event after "
-            "that ends"
+            f"{uuid} is {cause.describe()}. It is available again within 5 minutes after that ends"
         )
     others = ", ".join(f"{name} ({describe(entry)})" for name, entry in entries.items())
     return LeaseError(f"{uuid} is not cordoned or quarantined; these are: {others or 'none'}")

@@ -37,13 +37,16 @@ class Engine:
         ensure: registers the runtime.
         remove: removes it; returns True if the engine had it.
         is_in_use: whether a container lives that the engine started with the runtime at this path.
-        about: one sentence on what `ensure` changes besides, for the option's text; or empty.
+        leave_socket: leaves containerd's socket to the CI system, before `ensure`; returns True if
+            anything was changed. `remove` takes it back.
+        about: one sentence on what that changes, for the option's text; or empty.
     """
 
     name: str
     ensure: Ensure
     remove: collections.abc.Callable[[], bool]
     is_in_use: collections.abc.Callable[[str], bool]
+    leave_socket: collections.abc.Callable[[], bool] = lambda: False
     about: str = ""
 
 
@@ -56,9 +59,12 @@ class EnginesPlan:
         default: the engines whose containers get our runtime if they name none.
         nvidia: whether NVIDIA's runtime adds the GPUs to containers.
         runc: absolute path of the CI system's runc, for a machine without its own; or empty.
+        socket_taken: whether the CI system needs containerd's socket. If it no longer does, an
+            engine that left it keeps its own until it is removed: running containers stay in use.
     """
 
     names: tuple[str, ...]
     default: tuple[str, ...] = ()
     nvidia: bool = True
     runc: str = ""
+    socket_taken: bool = False

@@ -43,6 +43,7 @@ def ensure(
     changed = front.apply(nvidia_runtime=plan.nvidia, runc=plan.runc)
     for one in engines:
         if one.name in plan.names:
+            changed |= plan.socket_taken and one.leave_socket()
             changed |= one.ensure(default=one.name in plan.default)
         else:
             changed |= one.remove()

@@ -153,7 +153,8 @@ class Run:
             if allowed is None:
                 raise Refused(
                     "gpus-disabled",
-                    "this worker gives no GPU to gpu-run now. `juju status` shows why",
+                    "this worker gives no GPU to gpu-run now. `juju status` or `gpu-ci-agent "
+                    "start` shows why",
                 )
             allowed.devices = [one for one in allowed.devices if one.id == one.gpu]
             if not allowed.devices:

@@ -85,7 +85,7 @@ class Ending:
         now = time.monotonic()
         self._missed = float("inf") if self._dispatch.exists() else min(self._missed, now)
         if now - self._missed > _PATIENCE:
-            _log.info("the charm is gone, ending")
+            _log.info("%s is gone, ending", self._dispatch)
             return True
         return self._is_asked
 
@@ -159,7 +159,7 @@ def main() -> int:
     try:
         found = settings.parse(settings.PATH.read_bytes())
     except (OSError, ValueError) as error:
-        _log.error("%s: %s; the charm writes it again at its next event", settings.PATH, error)
+        _log.error("%s: %s; it is written again within 5 minutes", settings.PATH, error)
         return 1
     files.ensure_directory(settings.RUN, mode=0o700)
     # If the suspicion still stands, the judge writes it again at its first turn.

@@ -165,7 +165,13 @@ class Sources:
         if not self._cards or self._clock() < self._open_at:
             return
         self._open_at = float("inf")
-        vendors = [registry.of_card(self._root, one.uuid, one.pci_address) for one in self._cards]
+        try:
+            vendors = [
+                registry.of_card(self._root, one.uuid, one.pci_address) for one in self._cards
+            ]
+        except OSError as error:
+            self._later(error)
+            return
         for begin in {vendor.listener for vendor in vendors} - self._listeners.keys():
             try:
                 self._listeners[begin] = _Open(begin(self._root))

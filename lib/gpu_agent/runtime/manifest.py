@@ -60,7 +60,9 @@ def difference(path: pathlib.Path, told: str) -> str:
     if kind == "file":
         return "has another content" if found[2] != was[2] else ""
     strangers = _strangers(path, was[2].split("/")) if was[2:] else []
-    return f"holds {', '.join(strangers)}, which the charm did not install" if strangers else ""
+    return (
+        f"holds {', '.join(strangers)}, which gpu-ci-worker did not install" if strangers else ""
+    )
 
 
 def _strangers(path: pathlib.Path, names: list[str]) -> list[str]:

@@ -174,7 +174,8 @@ def ensure(
 
 def remove(home: pathlib.Path = results.HOME) -> bool:
     """Remove what was installed, several gigabytes. Return True if there was anything."""
-    found = [*home.glob("venv-*")]
+    # An earlier revision had scratch beside the environment, and left it if it was killed.
+    found = [*home.glob("venv-*"), *home.glob("scratch")]
     for folder in found:
         files.ensure_absent(folder)
     return bool(found)

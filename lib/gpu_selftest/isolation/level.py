@@ -171,7 +171,7 @@ class _Isolation:
             (doors.RECLAIM, allocation.reclaim),
         ):
             not_run = check.result(Outcome.NOT_RUN, self._broken)
-            found.append(not_run if self._broken else self._unless_starved(check, make))
+            found.append(not_run if self._broken else self._unless_starved(check, make, ""))
         return [*found, self._device_cgroup()]
 
     def _side_by_side(
@@ -187,7 +187,7 @@ class _Isolation:
         with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
             return [*pool.map(self._unless_starved, *zip(*checks, strict=True))]
 
-    def _unless_starved(self, check: Check, make: _Make, gpu: str = "") -> Result:
+    def _unless_starved(self, check: Check, make: _Make, gpu: str) -> Result:
         """Return a check's result, or that it can't run if the machine has no time or room.
 
         A job can starve the machine, and a late answer is not a wrong one.

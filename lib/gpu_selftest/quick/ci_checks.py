@@ -38,6 +38,10 @@ _PATH: typing.Final = ":".join(f"{_CODE}/{part}" for part in ("lib", "src", "ven
 # The texts of a row, by their names in Result.
 _TEXTS: typing.Final = ("proves", "text", "unit", "threshold", "source", "remedy", "cause")
 
+_Make = collections.abc.Callable[[], Result]
+# Faults of the machine, of which a check fails alone. A defect of its code fails the program.
+_FAULTS: typing.Final = (process.CommandError, OSError, ValueError)
+
 
 class AnswerError(ValueError):
     """The program's answer has another form; the text says which."""
@@ -55,11 +59,14 @@ class Answer(typing.NamedTuple):
     copies: int = 1
 
 
-def ask(settings: Settings, seconds: float = SECONDS) -> Answer:
+def ask(
+    settings: Settings, own: collections.abc.Collection[str], seconds: float = SECONDS
+) -> Answer:
     """Run the program, if there is one. Without a good answer, the only result says why.
 
     Args:
         settings: they have the program.
+        own: the ids of the self-test's own checks. A result with one of them is refused.
         seconds: the limit for its answer.
     """
     if not settings.checks:
@@ -67,9 +74,34 @@ def ask(settings: Settings, seconds: float = SECONDS) -> Answer:
     command = [sys.executable, "-B", *settings.checks]
     try:
         done = process.run(command, timeout=seconds, env={"PYTHONPATH": _PATH}, told=False)
-        return read(done.stdout)
+        found = read(done.stdout)
     except (process.CommandError, AnswerError) as error:
         return Answer((CHECK.result(Outcome.NOT_RUN, str(error)),))
+    rows = [_refused(row) if row.check in own else row for row in found.results]
+    return Answer(tuple(rows), found.copies)
+
+
+def run(checks: collections.abc.Iterable[tuple[Check, _Make]]) -> tuple[Result, ...]:
+    """Make the checks of such a program. The result of a check that raises an error names it.
+
+    Args:
+        checks: each with the function that makes it.
+    """
+    return tuple(_made(check, make) for check, make in checks)
+
+
+def _made(check: Check, make: _Make) -> Result:
+    try:
+        return make()
+    except _FAULTS as error:
+        text = f"the check broke off: {type(error).__name__}: {error}"
+        return check.result(Outcome.NOT_RUN, text)
+
+
+def _refused(row: Result) -> Result:
+    """Return the result in place of one that would be taken for the self-test's own."""
+    text = f"the CI system has a check {row.check}, and so has the self-test: rename it there"
+    return CHECK.result(Outcome.NOT_RUN, text)
 
 
 def as_json(answer: Answer) -> str:

@@ -48,7 +48,7 @@ def run(settings: Settings, root: pathlib.Path, copies: int, statvfs: Statvfs) -
     text = f"{room:.1f} GB free for {path}"
     remedy = (
         f"sudo du -xh --max-depth=2 {path} | sort -h | tail; free space, or give {path} a larger "
-        "disk; the charm checks again within 10 minutes"
+        "disk; it is checked again within 10 minutes"
     )
     outcome, cause = Outcome.PASSED if room >= scarce else Outcome.WARNING, ""
     if room < full:

@@ -47,7 +47,7 @@ class Case:
         By hand it is refused while the GPU health service has the GPU open.
         """
         return (
-            f"{self._rebooting}; or let the charm reset it when nothing uses the GPU: "
+            f"{self._rebooting}; or have it reset when nothing uses the GPU: "
             f"`juju config {self.settings.application} gpu-recovery=reset`; {self.again}"
         )
 

@@ -14,15 +14,13 @@ from gpu_agent.runtime import nvidia_config as nvidia
 from gpu_selftest.check import Check, Level, Outcome, Result
 from gpu_selftest.settings import Settings
 
-_REMEDY: typing.Final = (
-    "find out who changed it; the charm restores it at its next event, within 5 minutes"
-)
+_REMEDY: typing.Final = "find out who changed it; it is restored within 5 minutes"
 
 RUNTIME: typing.Final = Check(
     "gpu-runtime",
     Level.QUICK,
     "the GPU runtime for tasks, and the runtime gpu-ci for podman's and Docker's containers, are "
-    "as the charm installed them",
+    "as they were installed",
     remedy=_REMEDY,
 )
 CONFIGURATION: typing.Final = Check(

@@ -32,4 +32,5 @@ def make(application: str, *, has_web: bool) -> AgentView:
         job_names=("-S", "-m", "ci.concourse.api.build_info_program") if has_web else (),
         checks=("-m", "ci.concourse.checks"),
         disks=(str(worker.WORK_DIR),),
+        has_containerd=True,
     )

@@ -220,14 +220,19 @@ class Concourse:
             def say(line: str) -> None:
                 self._say(f"{said}; {line}")
 
-            _, state = part_runner.make(state, Part.WORKER, self._do.apply_worker, own, say)
+            _, state = part_runner.make(
+                state, Part.WORKER, self._do.apply_worker, own, self._keys, say
+            )
         return state
 
     def _run_services(self, state: UnitState, wanted: Plan) -> UnitState:
         """Run web and worker as planned, and publish web to workers."""
         own = planned(wanted)
         if isinstance(own.web, WebPlan):
-            done, state = part_runner.make(state, Part.WEB, self._do.apply_web, own.web, self._say)
+            database = self._outside.database
+            done, state = part_runner.make(
+                state, Part.WEB, self._do.apply_web, own.web, database, self._say
+            )
             if done is not None:
                 self._model.unit.set_ports(own.web.open_port, TSA_PORT)
                 addresses, key = own.web.tsa_addresses, found(state).web.tsa_public_key
@@ -241,7 +246,7 @@ class Concourse:
             tsa.withdraw_web(self._model)
         if isinstance(own.worker, WorkerPlan) and not self.drainer.keeps_down():
             _, state = part_runner.make(
-                state, Part.WORKER, self._do.apply_worker, own.worker, self._say
+                state, Part.WORKER, self._do.apply_worker, own.worker, self._keys, self._say
             )
         elif own.worker is None:
             self._do.retire_worker(worker.FAREWELL_SECONDS, self._say)
@@ -255,8 +260,7 @@ class Concourse:
         return state if after is state else self._run_services(after, plan.make(after, self))
 
     def _publish(self, state: UnitState, wanted: Plan) -> UnitState:
-        rests = self._records.drain.rests()
-        keys = self._rotation.tell(state, wanted, rests=rests)
+        keys = self._rotation.tell(state, wanted, self._records.drain.rests)
         return noted(state, rotation=keys, seen=self._seen(state, wanted))
 
     def _seen(self, state: UnitState, wanted: Plan) -> Seen:

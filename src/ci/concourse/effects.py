@@ -9,7 +9,9 @@ from ci.concourse import release
 from ci.concourse.api import worker_view
 from ci.concourse.plan.model import WebPlan, WorkerPlan
 from ci.concourse.web import local_postgresql, web
+from ci.concourse.web.local_postgresql import LocalDatabase
 from ci.concourse.worker import container_network, launcher, worker
+from ci.concourse.worker.keys import WorkerKeys
 from ci.system import Remove, Say
 from relations.model import WebSecrets
 
@@ -40,8 +42,8 @@ class Effects:
     prune: collections.abc.Callable[[frozenset[str]], frozenset[str]] = worker_view.prune
     install_launcher: collections.abc.Callable[[], object] = launcher.ensure
     forward: collections.abc.Callable[[], object] = container_network.ensure
-    apply_web: collections.abc.Callable[[WebPlan, Say], object] = web.apply
-    apply_worker: collections.abc.Callable[[WorkerPlan, Say], object] = worker.apply
+    apply_web: collections.abc.Callable[[WebPlan, LocalDatabase, Say], object] = web.apply
+    apply_worker: collections.abc.Callable[[WorkerPlan, WorkerKeys, Say], object] = worker.apply
     retire_worker: collections.abc.Callable[[float, Say], object] = worker.retire
     set_database_aside: collections.abc.Callable[[str], object] = local_postgresql.HERE.set_aside
     remove: collections.abc.Mapping[str, Remove] = dataclasses.field(default_factory=_removals)

@@ -6,6 +6,7 @@ First the other side accepts the new key and reports that over the relation. Onl
 is used. Each step continues at the next event. Files and the peers' secret hold the current step.
 """
 
+import collections.abc
 import typing
 
 from ci.concourse import rsa_keys as keys
@@ -118,13 +119,15 @@ class KeyRotation:
         tsa.publish_worker(self._model, self._keys.shown() or key)
         return key
 
-    def tell(self, state: UnitState, wanted: Plan, *, rests: bool) -> Rotation:
+    def tell(
+        self, state: UnitState, wanted: Plan, rests: collections.abc.Callable[[], bool]
+    ) -> Rotation:
         """Publish which keys this unit trusts and which come next, after the plan was applied.
 
         Args:
             state: what was found.
             wanted: what this unit is to be.
-            rests: whether the unit is drained or paused.
+            rests: returns whether the worker of this unit is drained or paused.
 
         Returns:
             Which keys wait for their turn now.
@@ -136,7 +139,7 @@ class KeyRotation:
                 self._keys.settle()
                 tsa.publish_worker(self._model, self._keys.shown())
             # One that rests tells no tags, so that its next word has web look at it again at once.
-            tags = "" if rests else sights.digest(own.worker.tags)
+            tags = "" if rests() else sights.digest(own.worker.tags)
             second = self._keys.second()
             beside = peers.relations(self._model) if state.options.has_web else []
             for relation in (*tsa.to_webs(self._model), *beside):

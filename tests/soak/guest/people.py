@@ -49,7 +49,8 @@ class Machine:
             looks.make_node(f"/dev/{name}", major, minor)
         app.HOME, app.CURRENT = pathlib.Path("/srv"), "charm"
         service.install("gpu-users")
-        registration.ensure(EnginesPlan(("docker", "podman"), ("docker", "podman")))
+        names = ("docker", "podman")
+        registration.ensure(EnginesPlan(names, names, socket_taken=True))
         self.ok("systemctl", "start", "docker")
         for engine in ("podman", "docker"):
             self.ok(engine, "load", "-i", "/soak/plain.tar")

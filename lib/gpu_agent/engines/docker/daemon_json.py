@@ -68,9 +68,8 @@ class DaemonJson:
         """
         if not self.program("dockerd"):
             raise EngineError(
-                "Docker is not installed on this machine: install it (sudo systemctl mask "
-                "containerd; sudo apt-get install docker.io), or remove docker from "
-                "container-engines"
+                "Docker is not installed on this machine: install it (sudo apt-get install "
+                "docker.io), or remove docker from container-engines"
             )
         was_killed = self._finish()
         former = self._read()

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""Docker as an engine: its daemon.json, and a containerd of its own."""
+"""Docker as an engine: its daemon.json, and a containerd of its own beside Concourse's."""
 
 import dataclasses
 from pathlib import Path
@@ -26,6 +26,24 @@ class Docker:
     unit: ContainerdUnit = ContainerdUnit()
     file: DaemonJson = DaemonJson()
 
+    def leave_socket(self) -> bool:
+        """Leave containerd's socket to Concourse; return True if anything was changed.
+
+        Raises:
+            EngineError: Docker is not installed, or cannot have its own containerd now.
+        """
+        if not self.file.program("dockerd"):
+            # Its package starts a containerd, which would take the socket.
+            raise EngineError(
+                "Docker is not installed on this machine: install it (sudo systemctl mask "
+                "containerd; sudo apt-get install docker.io), or remove docker from "
+                "container-engines"
+            )
+        try:
+            return self.unit.ensure()
+        except process.CommandError as error:
+            raise EngineError(f"Docker cannot be set up: {error}") from error
+
     def ensure(self, *, default: bool) -> bool:
         """Register the runtime with Docker; return True if anything was changed.
 
@@ -36,9 +54,7 @@ class Docker:
             EngineError: Docker cannot get it.
         """
         try:
-            # Concourse's containerd needs the socket.
-            changed = self.unit.ensure()
-            return self.file.ensure(default=default) or changed
+            return self.file.ensure(default=default)
         except process.CommandError as error:
             raise EngineError(f"Docker cannot be set up: {error}") from error
 
@@ -65,8 +81,9 @@ ENGINE: Final = Engine(
     _DOCKER.ensure,
     _DOCKER.remove,
     is_in_use,
+    _DOCKER.leave_socket,
     about=(
-        "With `docker`, the charm also makes Docker use a containerd of its own and masks "
-        "containerd.service, because Concourse needs the socket of that service."
+        "With `docker` beside Concourse, the charm also makes Docker use a containerd of its own "
+        "and masks containerd.service, because Concourse needs the socket of that service."
     ),
 )

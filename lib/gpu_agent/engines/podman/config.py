@@ -63,7 +63,7 @@ class Config:
 
 
 def _content(*, default: bool) -> str:
-    lines = ["# Written by the charm gpu-ci-worker, which also removes it."]
+    lines = ["# Written by gpu-ci-worker, which also removes it."]
     if default:
         lines += ["[engine]", 'runtime = "gpu-ci"']
     return "\n".join([*lines, "[engine.runtimes]", f'gpu-ci = ["{front.PATH}"]', ""])

@@ -2,12 +2,14 @@
 # See LICENSE file for licensing details.
 """Detect the GPUs of this machine, or why it has none; always of one vendor only."""
 
+import functools
 import pathlib
 import typing
 
 from gpu_agent.gpu.kernel import pci
 from gpu_agent.gpu.vendors import registry
 from gpu_agent.gpu.vendors.vendor import Vendor
+from gpu_agent.model import errors
 from gpu_agent.model.inventory import Inventory, State
 from machine import isolated_call as apart
 
@@ -36,6 +38,7 @@ def detect(
 
     Raises:
         OSError: the machine lacks resources, so the result is unknown.
+        gpu_agent.model.errors.UnknownError: this revision knows no vendor of that name.
     """
     if vendor != "auto":
         return _named(vendor, vendors).look(root, integrated=True)
@@ -83,9 +86,12 @@ def in_time(
 
     Raises:
         OSError: the machine lacks resources, so the result is unknown.
+        gpu_agent.model.errors.UnknownError: this revision knows no vendor of that name.
     """
     try:
-        return apart.call(lambda: detect(vendor, root, vendors), patience, note=note)
+        raises = (OSError, errors.UnknownError)
+        work = functools.partial(detect, vendor, root, vendors)
+        return apart.call(work, patience, note=note, raises=raises)
     except apart.HungError as error:
         asked = [_named(vendor, vendors)] if vendor != "auto" else vendors
         there = [one for one in asked if pci.gpus(root, one.maker)]
@@ -93,4 +99,10 @@ def in_time(
 
 
 def _named(name: str, vendors: tuple[Vendor, ...]) -> Vendor:
-    return next(vendor for vendor in vendors if vendor.name == name)
+    for vendor in vendors:
+        if vendor.name == name:
+            return vendor
+    known = ", ".join(vendor.name for vendor in vendors)
+    raise errors.unknown(
+        f"this revision knows no GPUs of {name}: set gpu-vendor to auto or to one of {known}"
+    )

@@ -20,7 +20,7 @@ _NAME: typing.Final = re.compile(
 )
 
 
-def folders(dev: pathlib.Path = DEV) -> list[pathlib.Path]:
+def folders(dev: pathlib.Path) -> list[pathlib.Path]:
     """The folders in /dev that have nodes of GPUs, whether or not they are there."""
     return [dev / name for name in _FOLDERS]
 

@@ -39,6 +39,9 @@ def of_card(root: pathlib.Path, uuid: str, address: str) -> Vendor:
         root: the root of the machine's files.
         uuid: the GPU's id.
         address: its PCI address; a GPU that has fallen off the bus has no vendor there.
+
+    Raises:
+        OSError: the machine lacks resources, so the bus cannot be read.
     """
     fits = [vendor for vendor in ALL if re.fullmatch(vendor.id_pattern, uuid)]
     there = sysfs.number(root / "sys/bus/pci/devices" / address / "vendor")

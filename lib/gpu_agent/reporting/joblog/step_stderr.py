@@ -80,18 +80,17 @@ class Pen:
             thread.join(seconds)
 
 
-def say(holding: Holding, text: bytes, host: Host | None = None) -> tuple[Outcome, bytes]:
+def say(holding: Holding, text: bytes) -> tuple[Outcome, bytes]:
     """Write to the stderr of the step in a container, without waiting for a reader.
 
     Args:
         holding: the container.
         text: a whole line with its end, at most PIPE_BUF bytes; or the rest of one.
-        host: for tests.
 
     Returns:
         The result, and the rest of the text if a terminal took only a part.
     """
-    host = host or Host()
+    host = Host()
     outcome, left = Outcome.NOBODY, text
     try:
         for pid in host.steps(holding.container, holding.bundle):

@@ -173,7 +173,7 @@ STARTED: typing.Final = Metric(
 )  # fmt: skip
 INFO: typing.Final = Metric(
     "gpuci_health_info", "gauge", ("version", "mode"),
-    "1; version: of the charm; mode: the option gpu-health",
+    "1; version: of gpu-ci-worker; mode: the option gpu-health",
     stays=True,
 )  # fmt: skip
 

@@ -335,7 +335,7 @@ def _text(wall: float) -> str:
     return f"{moment.strftime('%Y-%m-%dT%H:%M:%S')}.{moment.microsecond // 1000:03}Z"
 
 
-def open_leases(state: pathlib.Path = STATE) -> list[Receipt]:
+def open_leases(state: pathlib.Path) -> list[Receipt]:
     """Read the usage records, so far, of the leases that go on, as they were last saved.
 
     Raises:

@@ -6,6 +6,7 @@ The self-test starts it (gpu_selftest.quick.ci_checks), as root and also at boot
 """
 
 import collections.abc
+import functools
 import pathlib
 import sys
 import typing
@@ -31,7 +32,8 @@ def answer(
     """
     driver = worker.volume_driver(root)
     copies = _COPIES if driver == volumes.NAIVE else 1
-    return Answer((launcher.check(installed, root), *worker.check(driver, root)), copies)
+    first = launcher.CHECK, functools.partial(launcher.check, installed, root)
+    return Answer(ci_checks.run((first, *worker.checks(driver, root))), copies)
 
 
 def main() -> int:

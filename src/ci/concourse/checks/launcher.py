@@ -16,9 +16,7 @@ from gpu_selftest.check import Check, Level, Outcome, Result
 from machine import files
 from machine import process_cleanup as leftovers
 
-_REMEDY: typing.Final = (
-    "find out who changed it; the charm restores it at its next event, within 5 minutes"
-)
+_REMEDY: typing.Final = "find out who changed it; it is restored within 5 minutes"
 CHECK: typing.Final = Check(
     "launcher",
     Level.QUICK,

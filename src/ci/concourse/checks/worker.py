@@ -2,6 +2,8 @@
 # See LICENSE file for licensing details.
 """Check Concourse's worker: its volumes, its limits, its ports."""
 
+import collections.abc
+import functools
 import pathlib
 import re
 import time
@@ -20,7 +22,7 @@ VOLUMES: typing.Final = Check(
     Level.QUICK,
     "a volume can be made, layered over another and removed, as each image, get and check needs",
     remedy="journalctl -k | grep overlay; make sure that /var/lib/concourse is ext4 or XFS and "
-    "writable; the charm checks again within 10 minutes",
+    "writable; it is checked again within 10 minutes",
     source="Concourse 8.3, worker/baggageclaim/volume/driver",
     condemns=False,
 )
@@ -57,15 +59,21 @@ def volume_driver(root: pathlib.Path = pathlib.Path("/")) -> str:
     return worker.volume_driver(root) or volumes.choose("", work_dir)
 
 
-def check(driver: str, root: pathlib.Path = pathlib.Path("/")) -> tuple[Result, ...]:
-    """Return a result for each of these checks.
+def checks(
+    driver: str, root: pathlib.Path
+) -> tuple[tuple[Check, collections.abc.Callable[[], Result]], ...]:
+    """Return these checks, each with the function that makes it.
 
     Args:
         driver: how the worker keeps volumes.
         root: where the machine's files are.
     """
     work_dir = root / str(worker.WORK_DIR).lstrip("/")
-    return _volumes(driver, work_dir), _limits(root), _ports(root)
+    return (
+        (VOLUMES, functools.partial(_volumes, driver, work_dir)),
+        (LIMITS, functools.partial(_limits, root)),
+        (PORTS, functools.partial(_ports, root)),
+    )
 
 
 def _volumes(driver: str, work_dir: pathlib.Path) -> Result:

@@ -84,8 +84,9 @@ class LocalDatabase:
             )
         if not self.server.is_installed():
             progress("Installing PostgreSQL")
-        changed = self.server.ensure(self._note)
+        # Before the wait for PostgreSQL: a hook that is killed there leaves a database in use.
         files.ensure_absent(self._since)
+        changed = self.server.ensure(self._note)
         found = self.server.run(_FOUND).split()
         have = [kind for kind, name in (("role", "role"), ("database", DATABASE)) if name in found]
         if have and not self._ours.exists():

@@ -16,6 +16,7 @@ from ci.concourse.web import files as web_files
 from ci.concourse.web import local_postgresql
 from ci.concourse.web.files import AUTHORIZED
 from ci.concourse.web.health import ENVIRONMENT, LOST, healthy, listens, unreachable_database
+from ci.concourse.web.local_postgresql import LocalDatabase
 from ci.concourse.worker import worker
 from machine import files, templates, users
 from machine import polling as waiting
@@ -42,13 +43,16 @@ def next_public_key(shared: WebSecrets) -> str:
     return keys.public_key_line(pem) if pem else ""
 
 
-def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> bool:
+def apply(
+    plan: WebPlan, database: LocalDatabase, progress: collections.abc.Callable[[str], None]
+) -> bool:
     """Have web run as planned; it is restarted only if something that it reads changed.
 
     New worker keys are reloaded without a restart.
 
     Args:
         plan: how it is to run.
+        database: web's database on this machine, which it uses if the plan has no other one.
         progress: told what takes long.
 
     Returns:
@@ -61,7 +65,7 @@ def apply(plan: WebPlan, progress: collections.abc.Callable[[str], None]) -> boo
     """
     changed = users.ensure_user(service.USER, pathlib.Path("/nonexistent"))
     own = plan.database is None
-    own_files, database = web_files.Files(), local_postgresql.HERE
+    own_files = web_files.Files()
     changed |= database.ensure(progress) if own else database.note_unused()
     read_once, wrote = own_files.write(plan)
     changed |= wrote

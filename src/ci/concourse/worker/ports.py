@@ -49,7 +49,7 @@ def ensure() -> bool:
     return changed
 
 
-def reached_by_others(root: pathlib.Path = pathlib.Path("/")) -> tuple[int, ...] | None:
+def reached_by_others(root: pathlib.Path) -> tuple[int, ...] | None:
     """Return the worker's ports that accept the unprivileged user; None without a worker.
 
     Raises:

@@ -4,6 +4,7 @@
 
 import collections.abc
 import contextlib
+import functools
 import logging
 import pathlib
 import re
@@ -23,6 +24,7 @@ from ci.concourse.worker import trusted_cas as certificates
 from ci.concourse.worker import watchdog as worker_watch
 from ci.concourse.worker.departure import Departure
 from ci.concourse.worker.former import Former
+from ci.concourse.worker.keys import WorkerKeys
 from machine import files, process, templates
 from machine import polling as waiting
 from machine import systemd as services
@@ -62,12 +64,19 @@ def trusted() -> tuple[str, ...] | None:
     return tuple((files.read_text(_TSA_KEYS) or "").splitlines())
 
 
-def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> bool:
+def apply(
+    plan: WorkerPlan, keys: WorkerKeys, progress: collections.abc.Callable[[str], None]
+) -> bool:
     """Run the worker as planned; restart it only if something that it reads has changed.
 
     That includes the release and the launcher of its containerd. Builds survive a restart, which
     `progress` reports, and which is waited for up to 30 seconds. Builds do not survive a change of
     the volume driver: then the worker is removed from web and set up again.
+
+    Args:
+        plan: how it is to run.
+        keys: its keys.
+        progress: told what takes long.
 
     Returns:
         Whether anything had to be changed.
@@ -75,7 +84,7 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     Raises:
         machine.process.CommandError: if systemd can't start it.
     """
-    worker_keys.WorkerKeys().ensure(plan.private_key)
+    keys.ensure(plan.private_key)
     driver = _former().make_way(plan.team, progress)
     # Containers in a user namespace of their own reach their root file system through these.
     for folder in (HOME, WORK_DIR, VOLUMES):
@@ -92,10 +101,10 @@ def apply(plan: WorkerPlan, progress: collections.abc.Callable[[str], None]) -> 
     revision, new = service.ensure_settings(
         _ENVIRONMENT,
         "worker.env",
-        settings(plan, driver, certificates.ensure(plan.certificates, had)),
+        settings(plan, keys, driver, functools.partial(certificates.ensure, had=had)),
         content,
         tsa_keys,
-        files.read_text(worker_keys.PRIVATE) or "",
+        files.read_text(keys.private) or "",
         str(release.CURRENT.resolve()),
         worker_ports.program(),
         files.read_text(launcher.PATH) or "" if plan.wrapped else "",
@@ -301,13 +310,20 @@ def _unit(tags: tuple[str, ...]) -> str:
     )
 
 
-def settings(plan: WorkerPlan, driver: str, cas: str) -> dict[str, typing.Any]:
+def settings(
+    plan: WorkerPlan,
+    keys: WorkerKeys,
+    driver: str,
+    trust: collections.abc.Callable[[str], str],
+) -> dict[str, typing.Any]:
     """Return what templates/worker.env shows.
 
     Args:
         plan: the worker's.
+        keys: its keys.
         driver: how it keeps volumes.
-        cas: the folder of certificates for checks, gets and puts; empty: the machine's own.
+        trust: makes the folder of certificates for checks, gets and puts, with the operator's in
+            it. It returns the folder's path; empty: they trust the machine's own.
     """
     return {
         "name": plan.name,
@@ -315,7 +331,7 @@ def settings(plan: WorkerPlan, driver: str, cas: str) -> dict[str, typing.Any]:
         "volume_driver": driver,
         "tsa_hosts": ",".join(plan.tsa_hosts),
         "tsa_public_key": str(_TSA_KEYS),
-        "private_key": str(worker_keys.PRIVATE),
+        "private_key": str(keys.private),
         "containerd": str(launcher.PATH) if plan.wrapped else "",
         "request_timeout": plan.request_timeout,
         "max_active_tasks": plan.max_active_tasks,
@@ -323,7 +339,7 @@ def settings(plan: WorkerPlan, driver: str, cas: str) -> dict[str, typing.Any]:
         "mtu": plan.settings.mtu or (0 if _has_default_route() else _MTU),
         "team": plan.team,
         "max_containers": plan.settings.max_containers,
-        "certificates": cas,
+        "certificates": trust(plan.certificates),
         "proxies": process.proxies(),
     }
 

@@ -82,9 +82,9 @@ def on_disk(root: pathlib.Path, kernels: tuple[str, ...]) -> tuple[tuple[str, st
     return tuple((name, _version(root, name, path)) for name, path in found.items() if path)
 
 
-def is_loaded(module: str = "nvidia", root: pathlib.Path = ROOT) -> bool:
+def is_loaded(module: str = "nvidia") -> bool:
     """Return whether a module is loaded."""
-    return (root / "sys/module" / module).is_dir()
+    return (ROOT / "sys/module" / module).is_dir()
 
 
 def loaded(root: pathlib.Path) -> str:
