@@ -45,6 +45,8 @@ def reason_to_skip() -> str:
 def pytest_configure(config):
     """What killed runs left goes; what takes seconds to make is made once for all processes."""
     config.stash[_RUN] = None if config.option.collectonly else runs.begin()
+    if config.stash[_RUN]:
+        runs.use_memory()
     config.stash[_MADE] = once.begin()
     if made := config.stash[_MADE]:
         runs.note("folder", str(made))

@@ -13,6 +13,8 @@ import fcntl
 import os
 import pathlib
 import shutil
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -23,6 +25,8 @@ FOLDER = pathlib.Path("/run/gpu-ci-tests")
 _RUN = "GPUCI_TESTS_RUN"
 _NOTES = "notes"
 _LOCK = "lock"
+# How much memory is free where the files of a run are kept there, in MiB. They take up to 2,000.
+_MEMORY = 10_000
 # How long a killed process may take to be gone; a machine at a load of 20 needs seconds.
 _SECONDS = 60
 
@@ -101,13 +105,30 @@ def note(kind: str, name: str) -> None:
     """Note what this run makes; nothing where no run is marked.
 
     Args:
-        kind: `network`, a lab's; `folder`, on disk.
+        kind: `network`, a lab's; `folder`; `memory`, a folder on which memory is mounted.
         name: the network's name; the folder's path.
     """
     run = os.environ.get(_RUN)
     if run and pathlib.Path(run).is_dir():
         with pathlib.Path(run, _NOTES).open("a") as notes:
             notes.write(f"{kind} {name}\n")
+
+
+def use_memory() -> None:
+    """Have pytest make its folders in memory, if this machine has enough of it.
+
+    The machines of the tests write thousands of small files durably. For each of them a disk takes
+    milliseconds. A test of a full disk mounts its own; others see a large one.
+    """
+    lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+    free = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) // 1024
+    if _RUN not in os.environ or free < _MEMORY:
+        return
+    folder = tempfile.mkdtemp(prefix="gpuci-")
+    note("memory", folder)
+    mount = ["mount", "-t", "tmpfs", "-o", "mode=755,size=64g", "gpuci-tests", folder]
+    subprocess.run(mount, check=True, timeout=60)
+    os.environ["PYTEST_DEBUG_TEMPROOT"] = folder
 
 
 def sweep(run: pathlib.Path) -> None:
@@ -124,6 +145,10 @@ def sweep(run: pathlib.Path) -> None:
     for kind, name in noted:
         if kind == "folder" and not _holds_mounts(name):
             shutil.rmtree(name, ignore_errors=True)
+        elif kind == "memory" and pathlib.Path(name).exists():
+            if os.path.ismount(name):
+                subprocess.run(["umount", "--lazy", name], check=True, timeout=60)
+            pathlib.Path(name).rmdir()
     if not stayed:
         shutil.rmtree(run, ignore_errors=True)
 

@@ -123,8 +123,11 @@ below = os.fork() or os.execv(sys.argv[1], [sys.argv[1], "60"])
 def names():
     return [pathlib.Path(f"/proc/{pid}/comm").read_text() for pid in (ended, below)]
 
+def is_over():
+    return "\\nState:\\tZ" in pathlib.Path(f"/proc/{ended}/status").read_text()
+
 try:
-    assert waiting.until(lambda: names() == ["containerd\\n"] * 2, 30)
+    assert waiting.until(lambda: names() == ["containerd\\n"] * 2 and is_over(), 30)
     print(leftovers.processes_running(pathlib.Path("/opt/concourse"), ["containerd"]))
 finally:
     os.kill(below, 9)

@@ -170,6 +170,17 @@ def test_a_folder_on_which_something_is_mounted_is_not_emptied(tmp_path):
         subprocess.run(["umount", folder / "mounted"], check=True, timeout=60)
 
 
+def test_memory_of_a_killed_run_is_given_back(tmp_path):
+    dead, memory, never_mounted = (tmp_path / name for name in ("dead", "memory", "never"))
+    for path in (dead, memory, never_mounted):
+        path.mkdir()
+    (dead / "notes").write_text(f"memory {memory}\nmemory {never_mounted}\nmemory {memory}-gone\n")
+    subprocess.run(["mount", "-t", "tmpfs", "gpuci-tests", memory], check=True, timeout=60)
+    (memory / "file").touch()
+    runs.sweep(dead)
+    assert [*tmp_path.iterdir()] == []
+
+
 def test_a_part_of_a_run_marks_and_sweeps_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("GPUCI_TESTS_RUN", str(tmp_path / "run"))
     assert runs.begin(tmp_path / "runs") is None

@@ -24,6 +24,7 @@ def people(site):
     people = People(site)
     yield people
     site.configure(reset=("gpu-run-group",))
+    site.sh("chmod 755 /srv; rm /srv/*.*; userdel -r alice 2>&-; groupdel gpu-users")
 
 
 @pytest.fixture

@@ -176,11 +176,12 @@ def test_a_source_that_cannot_be_read_is_named_and_the_others_are_used(unit, sou
     BROKEN[source]()
     results = unit.explain(TASK)
     assert f"Container {TASK}" in results["report"]
-    searched = " ".join(results["searched"].split())
-    _, name, rest = searched.partition(f"{source} (")
+    # A line may break anywhere in a long path.
+    searched = "".join(results["searched"].split())
+    _, name, rest = searched.partition("".join(f"{source} (".split()))
     assert name
-    assert "): could not be read: " in rest
-    assert searched.count("could not be read") == 1
+    assert "):couldnotberead:" in rest
+    assert searched.count("couldnotberead") == 1
 
 
 def test_every_source_broken_at_once_is_no_failure(unit):

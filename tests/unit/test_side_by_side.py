@@ -25,7 +25,8 @@ def wants_the_lab(path: pathlib.Path) -> bool:
     [
         ("tests/attacks/test_storm.py::test_a[x::y]", "selftest and attacks"),
         ("tests/lab/test_selftest.py::test_a", "selftest and attacks"),
-        ("tests/lab/test_walk.py::test_a", "lab"),
+        ("tests/lab/test_drain.py::test_a", "lab"),
+        ("tests/lab/test_walk.py::test_a", "third lab"),
         ("tests/soak/test_line_storm.py::test_a", "selftest and attacks"),
         ("tests/lab/test_cli.py::test_a", "tests/lab/test_cli.py"),
         ("tests/unit/test_plan.py::test_a", "tests/unit/test_plan.py"),
@@ -39,6 +40,15 @@ def test_labs_begin_before_files_that_need_none():
     names = ["tests/unit/test_plan.py::a", "tests/functional/test_pack.py::a"]
     names += ["tests/functional/test_gpu_xid.py::a", "tests/lab/test_walk.py::a"]
     assert sorted(names, key=side_by_side.turn) == [names[3], names[2], names[0], names[1]]
+
+
+def test_the_labs_begin_first():
+    names = [f"tests/lab/test_{name}.py::a" for name in ("actions", "bare", "selftest", "walk")]
+    names += [f"tests/lab/test_{name}.py::a" for name in ("drain", "all_in_one", "restart")]
+    order = sorted(names, key=side_by_side.turn)
+    assert [*dict.fromkeys(map(side_by_side.room, order))][:4] == [
+        "selftest and attacks", "lab", "second lab", "third lab",
+    ]  # fmt: skip
 
 
 def test_files_of_the_lab_are_alone_where_they_do_not_use_it():
