@@ -47,7 +47,7 @@ class Host:
         """Return the operator's answer.
 
         Raises:
-            EOFError: there is no terminal.
+            EOFError: the operator has no terminal.
         """
         return input(prompt)
 

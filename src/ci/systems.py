@@ -9,7 +9,7 @@ import typing
 
 from ci import none
 from ci.concourse import concourse
-from ci.concourse.checks import checks
+from ci.concourse.checks import launcher, worker
 from ci.system import CiSystem, Say
 from gpu_selftest.check import Check
 from lifecycle.records import Records
@@ -36,7 +36,7 @@ class Room:
 
 
 ALL: typing.Final = (
-    Room(concourse.OPTIONS, concourse.Concourse, checks.CHECKS),
+    Room(concourse.OPTIONS, concourse.Concourse, (launcher.CHECK, *worker.CHECKS)),
     Room(none.OPTIONS, none.NoCiSystem),
 )
 """The first one is the default."""

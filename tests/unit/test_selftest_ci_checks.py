@@ -18,7 +18,6 @@ import pytest
 from ci import systems
 from ci.concourse import agent_view
 from ci.concourse.checks import __main__ as concourse_checks
-from ci.concourse.checks import checks
 from gpu_selftest import results, run
 from gpu_selftest.check import Check, Level, Outcome, Said
 from gpu_selftest.quick import ci_checks
@@ -156,7 +155,9 @@ def test_a_check_of_concourses_that_breaks_off_costs_no_other_its_result(tmp_pat
     # Its unit cannot be read.
     (tmp_path / "etc/systemd/system/concourse-worker.service").mkdir(parents=True)
     found = ci_checks.read(ci_checks.as_json(concourse_checks.answer({}, tmp_path)))
-    assert [one.check for one in found.results] == [one.id for one in checks.CHECKS]
+    assert [one.check for one in found.results] == [
+        one.id for one in systems.BY_NAME["concourse"].checks
+    ]
     limits = next(one for one in found.results if one.check == "limits")
     assert limits.outcome is Outcome.NOT_RUN
     assert limits.text.startswith("the check broke off: IsADirectoryError: ")

@@ -25,7 +25,7 @@ class Looks:
     A test hands in answers.
 
     Attributes:
-        worker_name: the worker's name in web; empty: there is no worker.
+        worker_name: the worker's name in web; empty without a worker.
         worker_runs: whether the worker's process runs.
         is_connected: whether web can give the worker jobs.
         has_tag: whether the worker has a tag.
@@ -37,7 +37,7 @@ class Looks:
         authorized: the keys of workers that web lets in.
         peer_address: the address at which other webs reach this one.
         metrics_port: the port of web's metrics; None: there are none.
-        url: the URL of web; None: there is no web.
+        url: the URL of web; None without a web.
         lost_database: the database that web cannot reach, and why.
         interfaces: the network interfaces.
         folder: why tasks are refused because of a folder of the option task-mounts.
