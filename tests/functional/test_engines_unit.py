@@ -38,7 +38,7 @@ from gpu_agent.runtime import install
 from gpu_agent.engines.engine import EnginesPlan
 from gpu_agent.runtime.settings import GpuPlan
 install.apply(GpuPlan((), ""))
-plan = EnginesPlan(("docker",), default=("docker",), nvidia=False, socket_taken=True)
+plan = EnginesPlan(("docker",), default=("docker",), nvidia=False, socket_taken={taken})
 print(registration.ensure(plan), registration.ensure(plan))
 """
 REMOVE = """
@@ -63,7 +63,7 @@ def command(host):
 def test_docker_has_a_containerd_of_its_own_and_the_unit_leaves_no_trace(host):
     before = host.sh(TRACES).stdout
     assert "--containerd=" in command(host)
-    assert host.run(REGISTER).split() == ["True", "False"]
+    assert host.run(REGISTER.format(taken=True)).split() == ["True", "False"]
     assert "--containerd=" not in command(host)
     shown = host.sh("systemctl show -P LoadState -P ActiveState containerd").stdout.split()
     assert shown == ["masked", "inactive"]
@@ -79,3 +79,22 @@ def test_docker_has_a_containerd_of_its_own_and_the_unit_leaves_no_trace(host):
     assert host.sh(TRACES).stdout == before
     host.sh("systemctl restart docker")
     assert "--containerd=" in command(host)
+
+
+def test_without_a_ci_system_docker_keeps_the_distributions_containerd(host):
+    before = host.sh(TRACES).stdout
+    host.sh("tar -C / -c bin/busybox | docker import - box")
+    run = "docker run --rm --network none box /bin/busybox echo ran"
+    assert host.run(REGISTER.format(taken=False)).split() == ["True", "False"]
+    assert "--containerd=" in command(host)
+    assert host.sh("systemctl is-active containerd").stdout.strip() == "active"
+    assert "gpu-ci" in host.sh("docker info -f '{{.DefaultRuntime}}'").stdout
+    assert host.sh(run).stdout == "ran\n"
+    refused = host.sh(run.replace("--rm", "--rm -e GPU_COUNT=1"), check=False)
+    assert "gpus-disabled" in refused.stderr, refused
+    host.sh("systemctl restart containerd docker")
+    assert host.sh(run).stdout == "ran\n"
+    assert host.run(REMOVE).split() == ["True", "False"]
+    assert host.sh(run).stdout == "ran\n"
+    host.sh("docker image rm box")
+    assert host.sh(TRACES).stdout == before
