@@ -16,9 +16,10 @@ def _lab(*names: str) -> list[str]:
 # They begin first, in this order. Every other file is a room of its own, which begins as early as
 # its suite stands here.
 ROOMS = (
-    *_lab("selftest", "drain", "all_in_one", "restart"),
+    *_lab("selftest", "drain", "all_in_one", "restart", "gitea"),
     "tests/lab/",
     "tests/attacks/",
+    "tests/functional/test_runners.py",
     "tests/functional/test_selftest_isolation.py",
     "tests/functional/test_selftest_service.py",
     "tests/functional/test_prove_gpu.py",
@@ -31,8 +32,9 @@ ROOMS = (
 LAST = "tests/functional/test_pack.py"
 # Of `tests/lab/`, the files that use machines of their own and not the lab that is up.
 ALONE = _lab(
-    *("bare", "bare_changes", "cli", "deploy_lxd", "download", "juju_events", "juju_machines"),
-    *("layout_refresh", "machines", "no_ci_system", "obstacles", "outfit", "trials"),
+    *("bare", "bare_changes", "cli", "deploy_lxd", "download", "gitea", "juju_events"),
+    *("juju_machines", "layout_refresh", "machines", "no_ci_system", "obstacles", "outfit"),
+    "trials",
 )
 # What begins with a path uses the lab of that name; the first that fits counts. To bring a lab up
 # takes half a minute of a processor, and its tests mostly wait: these four take equally long.

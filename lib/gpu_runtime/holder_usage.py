@@ -25,7 +25,7 @@ import time
 
 from gpu_runtime import cgroups as groups
 from gpu_runtime import proc
-from gpu_runtime.lease_table import JOB, STEP, Call, Holder, names_container
+from gpu_runtime.lease_table import STEP, UNITS, Call, Holder, names_container
 from gpu_runtime.signals import Process
 
 # A container and its first process appear within seconds of the grant. After this time, in
@@ -159,8 +159,8 @@ class Host:
             living = {init} if inside else set[int]()
         else:
             living = self._in_groups(marks)
-        if holder.kind == JOB:
-            # A call that starts a container lives until it exists; a command's unit appears later.
+        if holder.kind in UNITS:
+            # A call that starts a container lives until it exists; a unit appears later.
             holder.execs |= bool(living)
             return bool(living) or (is_new and not holder.execs)
         return bool(living) and (is_new or any(map(self._is_begun, living)))
@@ -325,7 +325,7 @@ class Host:
 
     def _marks(self, container: str, holder: Holder) -> _Marks:
         """Return a holder's marks: from its init or, without one, as they were stored."""
-        if holder.kind != JOB:
+        if holder.kind not in UNITS:
             marks = self._marks_of_init(container, holder.bundle, holder.pid_file)
             if marks.paths:
                 return marks
@@ -339,7 +339,7 @@ class Host:
 
     def _init(self, holder: Holder) -> int:
         """Return the id of a container's first process from its runtime's file; 0: no file."""
-        if holder.kind == JOB:
+        if holder.kind in UNITS:
             return 0
         return self._pid(holder.pid_file or f"{holder.bundle}/init.pid")
 

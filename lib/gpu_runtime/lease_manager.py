@@ -129,6 +129,39 @@ def _look(
     return leases.decide(store, host, decision_of)
 
 
+def attempt(
+    store: Store, host: Host, policy: Policy, waiter: Waiter, request: Request, decision: Decision
+) -> Grant | None:
+    """Get a lease if it is this request's turn; otherwise let it wait in the queue.
+
+    For a process that does other things while it waits. It calls this again with the same
+    `waiter`, at least once a minute, and `leave` if it no longer wants the devices. A process has
+    one waiting request at most.
+
+    Raises:
+        Refused: the request cannot be granted.
+        OSError, ValueError: the store or the use of devices cannot be read.
+    """
+    looked = host.now()
+    decision.waited_ms = round((looked - waiter.since) * 1000)
+    grant, _, _ = _look(store, host, policy, waiter, request, decision)
+    decision.decided_ms = round((host.now() - looked) * 1000, 2)
+    if grant:
+        decision.granted = grant.ids
+    return grant
+
+
+def leave(store: Store, waiter: Waiter) -> None:
+    """Remove a request from the queue.
+
+    Raises:
+        OSError, ValueError: the store cannot be read or written.
+        Refused: the store is damaged.
+    """
+    with store as table:
+        table.waiters = [one for one in table.waiters if one.call != waiter.call]
+
+
 def _tell(
     store: Store,
     told: Callable[[Place], None],
@@ -142,8 +175,7 @@ def _tell(
     try:
         told(queue_messages.Place(store.read(), usable, waiter, now))
     except BaseException:
-        with store as table:
-            table.waiters = [one for one in table.waiters if one.call != waiter.call]
+        leave(store, waiter)
         raise
 
 

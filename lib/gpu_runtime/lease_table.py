@@ -20,8 +20,12 @@ CONTAINER = "container"
 """A container of an engine, such as podman or Docker."""
 JOB = "job"
 """The control group of a gpu-run command, which is a systemd unit."""
-KINDS = (STEP, CONTAINER, JOB)
-NOUNS = {STEP: "task", CONTAINER: "container", JOB: "gpu-run command"}
+RUNNER = "runner"
+"""The control group of a CI service's runner, which is a systemd unit and has one job."""
+UNITS = (JOB, RUNNER)
+"""The kinds whose holder is a systemd unit: any process in its control group counts as use."""
+KINDS = (STEP, CONTAINER, *UNITS)
+NOUNS = {STEP: "task", CONTAINER: "container", JOB: "gpu-run command", RUNNER: "runner"}
 """The name of each kind in messages to users."""
 
 _LONGEST_WHO = 80  # characters
@@ -30,12 +34,12 @@ _LONGEST_WHO = 80  # characters
 class Holder:
     """A holder of devices; its name is its key in a Table.
 
-    The name is a container's id, or the full name of a gpu-run command's unit.
+    The name is a container's id, or the full name of a systemd unit.
 
     Attributes:
         kind: one of KINDS, which decides how its use of the devices ends; see holder_usage.Host.
         who: its name for people, from its engine and untrusted. Empty: its key is the name.
-        bundle: the folder of its OCI bundle; empty for a gpu-run command.
+        bundle: the folder of its OCI bundle; empty for a unit.
         pid_file: the path of the file with the id of its first process, written by its runtime;
             empty: init.pid in its bundle, as containerd writes it.
         gpus: the ids of its devices.
@@ -46,8 +50,8 @@ class Holder:
             process as soon as that exists; empty: unknown.
         unified: the same in v2's hierarchy, from its first process; see gpu_runtime.cgroups.
         nodes: the paths of the device nodes that only its holder has.
-        execs: whether a process was started in it, or was seen in a gpu-run command. From then on
-            such processes count as its use.
+        execs: whether a process was started in it, or was seen in a unit. From then on such
+            processes count as its use.
         calls: the runtime's calls that start it or a process in it.
         keeper: the process that reserved the devices for it, and keeps them while it lives.
         session_limit: how long sessions keep the devices after the step, in seconds; 0: as long as

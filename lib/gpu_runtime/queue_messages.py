@@ -8,7 +8,7 @@ A request that gets its devices at once needs none of it, so other modules impor
 from __future__ import annotations
 
 from gpu_runtime.lease_scheduler import LONGEST_LOOK
-from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, STEP, Holder, Table, Waiter
+from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, RUNNER, STEP, Holder, Table, Waiter
 from gpu_runtime.policy import SELF_TEST_CONTAINER, Device, Policy
 from gpu_runtime.refusal import Refused, duration, failed
 from gpu_runtime.unavailable import Unavailable
@@ -17,6 +17,7 @@ _FEWER = {
     STEP: "Lower GPU_COUNT, or add the tag `gpu-count>={}` to run on a larger worker",
     CONTAINER: "Request fewer GPUs",
     JOB: "Request fewer GPUs",
+    RUNNER: "Request fewer GPUs",
 }
 _ELSEWHERE = {
     STEP: "Rerun the job, which may run on another worker, or ask this worker's operator"
@@ -26,6 +27,7 @@ _RETRY = {
     STEP: "Rerun the job, or set `attempts: 3` on the step",
     CONTAINER: "Try again later",
     JOB: "Try again later, or with a longer --timeout",
+    RUNNER: "Try again later",
 }
 
 

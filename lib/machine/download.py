@@ -25,9 +25,10 @@ import urllib.request
 
 import tenacity
 
-from machine import files, process
+from machine import files
 from machine import http_deadline as deadline
 from machine.errors import PartError
+from machine.http_client import Open, opener
 
 _CHUNK: typing.Final = 1 << 20
 _STEP: typing.Final = 10  # per cent between two progress messages
@@ -40,7 +41,6 @@ _FAILURES: typing.Final = (
     urllib.error.URLError, TimeoutError, ConnectionError, ssl.SSLError, http.client.HTTPException,
 )  # fmt: skip
 _Result = typing.TypeVar("_Result")
-_Open = collections.abc.Callable[[urllib.request.Request, float], http.client.HTTPResponse]
 
 
 class DownloadError(PartError):
@@ -217,7 +217,7 @@ def text(url: str, bounds: Bounds, remedy: str) -> str:
 def _patiently(
     url: str,
     bounds: Bounds,
-    work: collections.abc.Callable[[_Open], _Result],
+    work: collections.abc.Callable[[Open], _Result],
     slow: collections.abc.Callable[[], str],
 ) -> _Result:
     """Return the result of an exchange that is tried several times within a time limit.
@@ -284,7 +284,7 @@ def sha256_of(path: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def _receive(wanted: _Arrival, open_: _Open) -> None:
+def _receive(wanted: _Arrival, open_: Open) -> None:
     url, part = wanted.url, wanted.part
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310
@@ -311,7 +311,7 @@ def _goes_on(response: http.client.HTTPResponse, have: int) -> bool:
     return True
 
 
-def _read(url: str, limit: int, remedy: str, open_: _Open) -> str:
+def _read(url: str, limit: int, remedy: str, open_: Open) -> str:
     try:
         with open_(urllib.request.Request(url), _TEXT_TIMEOUT) as response:  # noqa: S310
             announced = int(response.headers.get("Content-Length") or 0)
@@ -358,46 +358,16 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
-class _Handler(urllib.request.HTTPHandler):
-    """Opens HTTP and HTTPS addresses by connections with a time limit."""
-
-    def __init__(self, connect: deadline.Connect) -> None:
-        super().__init__()
-        self._connect = connect
-
-    def http_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """Return the server's response."""
-        return self._answer(http.client.HTTPConnection, req)
-
-    def https_open(self, req: urllib.request.Request) -> http.client.HTTPResponse:
-        """Return the server's response; its certificate is checked."""
-        return self._answer(http.client.HTTPSConnection, req)
-
-    def _answer(
-        self, kind: type[http.client.HTTPConnection], req: urllib.request.Request
-    ) -> http.client.HTTPResponse:
-        def connection(host: str, **more: typing.Any) -> http.client.HTTPConnection:
-            return deadline.ending(kind(host, **more), self._connect)
-
-        return self.do_open(connection, req)
-
-
-def _opener(url: str, connect: deadline.Connect) -> _Open:
-    found = process.proxies()
-    host = urllib.parse.urlsplit(url).hostname or ""
-    direct = [name.strip().lstrip(".") for name in found.pop("no_proxy", "").split(",")]
-    if any(name in ("*", host) or (name and host.endswith(f".{name}")) for name in direct):
-        found = {}
-    schemes = {name.removesuffix("_proxy"): found[name] for name in found}
-    opener = urllib.request.OpenerDirector()
-    # Not build_opener, which would follow redirects to ftp.
-    for handler in (
-        urllib.request.ProxyHandler(schemes), _Handler(connect), _Redirects(),
-        urllib.request.HTTPDefaultErrorHandler(), urllib.request.HTTPErrorProcessor(),
-        urllib.request.UnknownHandler(),
-    ):  # fmt: skip
-        opener.add_handler(handler)
-    return lambda request, seconds: opener.open(request, timeout=seconds)
+def _opener(url: str, connect: deadline.Connect) -> Open:
+    return opener(
+        url,
+        connect,
+        (
+            _Redirects(),
+            urllib.request.HTTPDefaultErrorHandler(),
+            urllib.request.HTTPErrorProcessor(),
+        ),
+    )
 
 
 def _next(response: http.client.HTTPResponse, most: int, *, whole: bool = True) -> bytes:

@@ -30,6 +30,13 @@ _NOWHERE: typing.Final = pathlib.Path(os.devnull)
 _PROC_TASKS: typing.Final = pathlib.Path("/proc/self/task")
 _PR_SET_CHILD_SUBREAPER: typing.Final = 36  # Linux include/uapi/linux/prctl.h
 
+# The names that programs know, and Juju's in a hook.
+_PROXIES: typing.Final = {
+    "http_proxy": "JUJU_CHARM_HTTP_PROXY",
+    "https_proxy": "JUJU_CHARM_HTTPS_PROXY",
+    "no_proxy": "JUJU_CHARM_NO_PROXY",
+}
+
 _log = logging.getLogger(__name__)
 
 
@@ -67,12 +74,12 @@ class CommandError(Exception):
 
 def proxies() -> dict[str, str]:
     """Return the Juju model's proxies by the names that programs know, such as `http_proxy`."""
-    names = {
-        "http_proxy": "JUJU_CHARM_HTTP_PROXY",
-        "https_proxy": "JUJU_CHARM_HTTPS_PROXY",
-        "no_proxy": "JUJU_CHARM_NO_PROXY",
-    }
-    return {name: os.environ[juju] for name, juju in names.items() if os.environ.get(juju)}
+    return {name: os.environ[juju] for name, juju in _PROXIES.items() if os.environ.get(juju)}
+
+
+def set_proxies(found: collections.abc.Mapping[str, str]) -> None:
+    """Have these proxies, as `proxies` returned them to a hook, in a program that outlives it."""
+    os.environ.update({_PROXIES[name]: url for name, url in found.items()})
 
 
 def run(

@@ -134,13 +134,8 @@ class NoCiSystem:
 
     def observe(self, _options: Options) -> object:
         """Return the relations to CI systems, and whether the machine has a runc."""
-        idle = (
-            (endpoint, relation.app.name)
-            for endpoint in sorted(self._model.relations)
-            for relation in self._model.relations[endpoint]
-            if endpoint not in (cos_agent.ENDPOINT, peers.ENDPOINT) and relation.app
-        )
-        return Found(tuple(idle), pathlib.Path(runcs.for_tasks("")).exists())
+        idle = juju.relations_but(self._model, cos_agent.ENDPOINT, peers.ENDPOINT)
+        return Found(idle, pathlib.Path(runcs.for_tasks("")).exists())
 
     def agent(self, _options: Options) -> AgentView:
         """Return that the agent is alone."""

@@ -10,6 +10,8 @@ import typing
 from ci import none
 from ci.concourse import concourse
 from ci.concourse.checks import launcher, worker
+from ci.runners import options as runner_options
+from ci.runners import runners
 from ci.system import CiSystem, Say
 from gpu_selftest.check import Check
 from lifecycle.records import Records
@@ -37,6 +39,8 @@ class Room:
 
 ALL: typing.Final = (
     Room(concourse.OPTIONS, concourse.Concourse, (launcher.CHECK, *worker.CHECKS)),
+    Room(runner_options.GITEA, runners.gitea_runners),
+    Room(runner_options.GITHUB, runners.github_runners),
     Room(none.OPTIONS, none.NoCiSystem),
 )
 """The first one is the default."""
@@ -60,7 +64,10 @@ CI_SYSTEM: typing.Final = Option(
 
 TABLE: typing.Final = tuple(
     sorted(
-        (CI_SYSTEM, *table.OPTIONS, *(one for room in ALL for one in room.options.declared)),
+        # Two CI systems may have an option in common.
+        dict.fromkeys(
+            (CI_SYSTEM, *table.OPTIONS, *(one for room in ALL for one in room.options.declared))
+        ),
         key=lambda option: [*Group].index(option.group),
     )
 )

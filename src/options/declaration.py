@@ -23,6 +23,7 @@ class Group(enum.Enum):
     REPORTS = "Job log and metrics"
     RELEASE = "Concourse release"
     WEB = "Web"
+    RUNNERS = "Runners of Gitea and GitHub"
     CONTAINERS = "Containers"
     LIFECYCLE = "Lifecycle"
 

@@ -39,7 +39,7 @@ def of_gpus(state: UnitState, choice: Choice) -> tuple[str, ...]:
     tags = ["gpu", f"gpu-type={gpus[0].vendor}", f"gpu-count={count}"]
     if state.options.gpu_device_ids:
         tags.append("gpu-devices=" + ",".join(str(index) for index in choice.indexes))
-    model, *others = {_model_tag(gpu) for gpu in gpus}
+    model, *others = {model_name(gpu) for gpu in gpus}
     if model and not others:
         tags.append(f"gpu-model={model}")
     if memory:
@@ -59,7 +59,8 @@ def instead(state: UnitState, tag: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((tag, *state.options.extra_tags)))
 
 
-def _model_tag(gpu: Gpu) -> str:
+def model_name(gpu: Gpu) -> str:
+    """Return a GPU's model in lower case with hyphens, without its vendor: `a100-sxm4-80gb`."""
     name = re.sub(r"\((?:r|tm|c)\)", " ", gpu.model.lower())
     name = re.sub(rf"^\s*{re.escape(gpu.vendor)}\s+", "", name)
     return re.sub(r"[^a-z0-9]+", "-", name).strip("-")

@@ -65,6 +65,16 @@ def _fields(model: ops.Model, option: str, uri: str) -> dict[str, str]:
         ) from error
 
 
+def relations_but(model: ops.Model, *used: str) -> tuple[tuple[str, str], ...]:
+    """Endpoint and application of each relation, but for those of these endpoints."""
+    return tuple(
+        (endpoint, relation.app.name)
+        for endpoint in sorted(model.relations)
+        for relation in model.relations[endpoint]
+        if endpoint not in used and relation.app
+    )
+
+
 def resource(
     model: ops.Model,
     name: str,

@@ -43,6 +43,7 @@ MOST_OPEN = {
     "gpu-ci-health.service": 4.0,
     "gpu-ci-ports.service": 2.0,
     "gpu-ci-run@.service": 3.9,
+    "gpu-ci-runners.service": 3.9,
     "gpu-ci-selftest.service": 9.0,
     "gpu-ci-wake.service": 5.0,
     "concourse-worker.service": 9.6,

@@ -366,6 +366,7 @@ FORBIDDEN = [
     ("agent", "gpu_agent.model.card", "gpu_agent.health.loop"),
     ("gpus", "gpu_agent.gpu.kernel.pci", "gpu_agent.gpu.vendors.detect"),
     ("concourse", "ci.concourse.web.tls", "ci.concourse.backup.backup"),
+    ("runners", "ci.runners.labels", "ci.runners.units"),
     ("vendors", "gpu_agent.gpu.vendors.amd.inventory", "gpu_agent.gpu.vendors.nvidia.nvml"),
     ("engines", "gpu_agent.engines.podman.config", "gpu_agent.engines.docker.json_edit"),
     ("rooms", "plan.gpus", "gpu_agent.gpu.vendors.amd.inventory"),

@@ -99,7 +99,7 @@ def test_endpoints_and_interfaces_are_the_documented_ones():
 def test_metadata():
     assert METADATA["name"] == "gpu-ci-worker"
     assert METADATA["assumes"] == ["juju >= 3.6"]
-    assert set(METADATA["resources"]) == {"concourse", "selftest-wheels"}
+    assert set(METADATA["resources"]) == {"concourse", "runner", "selftest-wheels"}
     assert METADATA["resources"]["concourse"]["type"] == "file"
     assert "concourse" in string_constants("src/relations")
     assert METADATA["storage"]["data"]["location"] == str(worker.HOME)

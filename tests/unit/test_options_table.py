@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ci.concourse.options.encryption import Keys
 from ci.concourse.options.web_values import Settings
 from ci.concourse.upstream import PINNED_SHA256, RELEASE
-from ci.systems import TABLE
+from ci.systems import ALL, TABLE
 from options.declaration import Group
 from options.part import Part
 from options.ssh import public_key
@@ -142,7 +142,15 @@ BAD = {
     "worker-ca-certificates": "ca",
     "only-team": "a b",
     "drain-timeout": "2",
+    "runner-url": "gitea",
+    "runner-scope": "a/b/c",
+    "runner-group": "gpu\tgroup",
+    "runners": 257,
+    "runner-limits": "memory=16",
+    "runner-download": "https://dl.example.com/runner",
 }
+# The CI system that reads an option; the first one reads those of the charm.
+READER = {one.name: room.options.name for room in ALL[1:] for one in room.options.declared}
 
 
 def test_each_option_has_a_bad_value_here():
@@ -153,7 +161,7 @@ def test_each_option_has_a_bad_value_here():
 @pytest.mark.parametrize("option", BAD)
 def test_a_bad_value_freezes_its_part_and_names_option_value_and_remedy(option):
     value = BAD[option]
-    options = parse(**{option: value})
+    options = parse(**{"ci_system": READER.get(option, ALL[0].options.name), option: value})
     (wrong,) = options.wrong
     shown = ascii(str(value))[1:-1]
     assert wrong.option == option

@@ -9,11 +9,16 @@ import string
 import pytest
 
 from ci.concourse.plan import messages as concourse
+from ci.runners import messages as runners
 from gpu_agent.diagnosis import driver_states, toolkit_states
 from plan import messages
 from plan.messages import Level
 
-KINDS = {**messages.KINDS.by_code, **concourse.KINDS.by_code}
+KINDS = {
+    **messages.KINDS.by_code,
+    **concourse.KINDS.by_code,
+    **runners.KINDS.by_code,
+}
 PAGE = pathlib.Path(__file__).resolve().parents[2] / "docs/reference/status.md"
 ENTRIES = re.findall(r"^\| `([a-z0-9-]+)` \| (.*)$", PAGE.read_text(), re.M)
 SECTION = {
@@ -41,6 +46,7 @@ VALUES = {
     "found": "8 GPUs",
     "gpus": "0, 1, 2, 3, 4, 5, 6, 7",
     "have": "0, 1, 2, 3, 4, 5, 6, 7",
+    "lacks": "runner-secret",
     "left": "no step here, but unfinished builds have data here",
     "longest": 280,
     "name": "ci-production-gpu-ci-worker-a100-12",
@@ -56,6 +62,8 @@ VALUES = {
     "refused": "concourse-version of concourse-web-production/12: is not X.Y.Z",
     "rival": "snap.docker.dockerd.service",
     "ready": "Web and worker ready",
+    "scope": "research/gpu-benchmarks",
+    "service": "Gitea",
     "starts": 12,
     "test": "self-test of one GPU",
     "text": "gpu-metrics-port 'x' can't be used: use 0, or 1 to 1023 but none that is taken",
@@ -76,6 +84,7 @@ VALUES = {
 }
 # A list of GPUs with a reason for each, as status forms it.
 REASONS = "GPU 0, 1 (Xid 79), GPU 3 (row remapping failed), GPU 5 (recovery needed)"
+GITEA = "https://gitea.production.example.com"
 OWN = {
     "no-shared-database": {"units": 3},
     "gpus-cordoned": {"gpus": "GPU 0, 1 (fan replaced tomorrow), GPU 7 (kept for benchmarks)"},
@@ -83,6 +92,21 @@ OWN = {
     "all-gpus-unavailable": {"gpus": f"4 quarantined: {REASONS}"},
     "relation-idle": {"why": "in deployment-mode worker"},
     "certificate-refused": {"why": "DOMAIN_NOT_ALLOWED: only *.example.com is signed"},
+    "runner-token-refused": {"url": GITEA},
+    "runner-scope-unknown": {"url": GITEA},
+    "runner-service-strange": {
+        "url": GITEA,
+        "text": "to list the runners: the answer is no JSON object",
+    },
+    "runner-clock-wrong": {
+        "text": "to get a token for the GitHub App: this machine's clock is 7320 s behind "
+        "GitHub's: set it, and keep it right by NTP",
+    },
+    "runner-service-away": {"text": f"{GITEA} does not answer: timed out"},
+    "runner-cannot-begin": {
+        "text": "a runner cannot use its GPUs: GPU-8f21b6c4-52e1-4f0c-9c3e-0d8a4c5b6e7f is in use "
+        "by process 3817204",
+    },
 }
 
 

@@ -53,9 +53,10 @@ ALLOWED = {
         "src/plan/plan.py"
     ),
     "NVIDIA's nodes, which its toolkit brings, beside those that a policy lists": (
-        "lib/gpu_agent/gpu_run/__main__.py lib/gpu_agent/gpu_run/scope.py "
+        "lib/gpu_agent/device_rules.py lib/gpu_agent/gpu_run/__main__.py "
         "lib/gpu_runtime/device_nodes.py lib/gpu_selftest/isolation/container_view.py "
-        "lib/gpu_selftest/isolation/probe.py lib/gpu_selftest/quick/device_nodes.py"
+        "lib/gpu_selftest/isolation/probe.py lib/gpu_selftest/quick/device_nodes.py "
+        "src/ci/runners/daemon/leases.py"
     ),
     "a reset, which only NVIDIA's driver offers": (
         "lib/gpu_standalone/wording.py src/lifecycle/gpu_remediation.py src/parts/selftest.py"
@@ -70,6 +71,7 @@ ALLOWED = {
         "lib/gpu_selftest/compute/answers.py lib/gpu_selftest/compute/floors.py "
         "lib/gpu_selftest/compute/level.py"
     ),
+    "the label `cuda`, which workflows ask for": "src/ci/runners/labels.py",
     "programs of NVIDIA on the host, by the names of their files": (
         "lib/gpu_agent/availability/external_processes.py src/plan/messages.py"
     ),

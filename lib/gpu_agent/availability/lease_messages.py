@@ -10,7 +10,7 @@ import textwrap
 import typing
 
 from gpu_agent.gpu.vendors import registry
-from gpu_runtime.lease_table import CONTAINER, JOB, STEP
+from gpu_runtime.lease_table import CONTAINER, JOB, RUNNER, STEP
 from gpu_runtime.refusal import duration
 
 WIDTH: typing.Final = 86
@@ -20,6 +20,7 @@ _KINDS: typing.Final = {
     STEP: "CI step",
     CONTAINER: "engine container",
     JOB: "gpu-run command",
+    RUNNER: "runner",
 }
 # How many of the holders of a shared GPU are named in texts.
 _NAMED = 3
@@ -31,7 +32,8 @@ class Container:
     """The container or command that holds a lease.
 
     Attributes:
-        kind: `step`, `container` of an engine, or `job`: a command under gpu-run.
+        kind: `step`, `container` of an engine, `job`: a command under gpu-run, or `runner` of a CI
+            service.
         who: its name from its engine; of a step the container's id.
         gpus: the ids of its devices.
         steps: the exec ids of its processes: `task`, or a UUID for a hijacked session;

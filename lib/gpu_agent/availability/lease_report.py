@@ -19,7 +19,7 @@ from gpu_runtime import policy, queue_messages
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import JOB, STEP, Holder, Table
+from gpu_runtime.lease_table import STEP, UNITS, Holder, Table
 from gpu_runtime.policy import SELF_TEST_CONTAINER
 from gpu_runtime.refusal import Refused
 from gpu_runtime.unavailable import Unavailable
@@ -39,7 +39,7 @@ def holders() -> dict[str, Lease] | None:
                 host.in_use(name, holder)
                 or host.has_leftovers(name, holder)
                 or leases.is_handed_over(holder, host),
-                holder.cgroup if holder.kind == JOB else "",
+                holder.cgroup if holder.kind in UNITS else "",
             )
             for name, holder in Store(str(wrapper.STORE)).read().holders.items()
         }

@@ -5,13 +5,12 @@
 import collections.abc
 import errno
 import os
-import pathlib
-import re
 import select
 import sys
 import time
 import typing
 
+from gpu_agent import device_rules
 from gpu_agent.gpu_run.caller import Caller, GoneError
 from gpu_runtime.policy import Device
 from gpu_runtime.refusal import Refused
@@ -26,11 +25,6 @@ COMMANDS: typing.Final = "gpu-run-*.scope"
 
 # In seconds: systemd under load, and the start of a Python.
 _PATIENCE: typing.Final = 30.0
-# A process with any GPU needs these (NVIDIA's driver, nvidia-modprobe/modprobe-utils).
-_COMMON: typing.Final = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
-_NEEDED: typing.Final = _COMMON[:2]
-_GPU_NODES: typing.Final = re.compile(r"/dev/(?:nvidia[0-9]+|dri/renderD[0-9]+)")
-_DEV: typing.Final = pathlib.Path("/dev")
 
 
 def group(unit: str) -> str:
@@ -61,11 +55,11 @@ def enter(
         GoneError: the process has ended.
         Refused, OSError: it cannot be moved.
     """
-    nodes = _nodes(devices)
+    nodes = device_rules.nodes(devices)
     child = _start(unit, caller.pid, nodes, description)
     try:
         _take(child, unit, caller, check)
-        return all(_is_shut(child, node) for node in _others(nodes))
+        return all(_is_shut(child, node) for node in device_rules.others(nodes))
     except children.EndedError as error:
         raise Refused(
             "scope-failed", f"systemd did not create {unit}: {error}. See journalctl -t gpu-ci-run"
@@ -88,7 +82,7 @@ def _start(unit: str, pid: int, nodes: list[str], description: str) -> Child:
         str(os.getpid()),
         str(pid),
     ]
-    rules = ["DevicePolicy=closed", *(f"DeviceAllow={node} rw" for node in nodes)]
+    rules = device_rules.properties(nodes)
     return scopes.start(unit, argv, slice_name=SLICE, description=description, properties=rules)
 
 
@@ -113,30 +107,6 @@ def _take(
             "scope-failed",
             f"this process is not in {unit} after it was moved. See journalctl -t gpu-ci-run",
         )
-
-
-def _nodes(devices: list[Device]) -> list[str]:
-    """Return the paths of the device nodes that a command with these devices needs."""
-    nodes = [node for device in devices for node in (*device.watched, *device.nodes)]
-    of_nvidia = any(not device.nodes for device in devices)
-    missing = [device.index for device in devices if not (device.watched or device.nodes)]
-    needed = [*nodes, *(_NEEDED if of_nvidia else ())]
-    gone = [node for node in needed if not pathlib.Path(node).exists()]
-    if missing or gone:
-        what = gone[0] if gone else f"the device node of GPU {missing[0]}"
-        raise Refused(
-            "device-node-missing",
-            f"{what} is missing. The worker detects its GPUs again within 5 minutes; run the "
-            "command again then",
-        )
-    nodes += [node for node in _COMMON if of_nvidia and pathlib.Path(node).exists()]
-    return list(dict.fromkeys(os.path.realpath(node) for node in nodes))
-
-
-def _others(nodes: list[str]) -> list[str]:
-    """Return the nodes of the other GPUs."""
-    there = [str(path) for path in (*_DEV.glob("nvidia*"), *_DEV.glob("dri/renderD*"))]
-    return [path for path in there if _GPU_NODES.fullmatch(path) and path not in nodes]
 
 
 def _is_shut(child: Child, node: str) -> bool:

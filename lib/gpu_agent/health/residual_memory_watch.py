@@ -18,7 +18,7 @@ from gpu_agent.model.card import Card, Figures
 from gpu_agent.model.decisions import Decision
 from gpu_agent.model.observations import Holding, Moment
 from gpu_runtime.holder_usage import Host
-from gpu_runtime.lease_table import JOB, Holder
+from gpu_runtime.lease_table import UNITS, Holder
 
 SETTLE: typing.Final = 2.0
 """Seconds that the driver may take to free a process's memory."""
@@ -110,7 +110,7 @@ class Dirty:
         return not any(one.in_use or self._has_left(one) for one in moment.holders(uuid))
 
     def _has_left(self, one: Holding) -> bool:
-        if one.kind == JOB:
+        if one.kind in UNITS:
             return False  # any process in it counts as use
         holder = Holder(one.bundle, [*one.devices], [], exclusive=True, since=one.since)
         try:

@@ -16,7 +16,7 @@ import typing
 from gpu_agent.reporting import decisions
 from gpu_agent.reporting.decisions import Entry
 from gpu_agent.reporting.receipts.receipt import Receipt
-from gpu_runtime.lease_table import CONTAINER, JOB, STEP
+from gpu_runtime.lease_table import CONTAINER, JOB, RUNNER, STEP
 from gpu_runtime.refusal import duration
 
 # Columns of a line; with Juju's indent it fits 100.
@@ -31,7 +31,11 @@ _LARGEST: typing.Final = 60_000  # bytes of a result; Linux limits Juju's to 128
 _SLACK: typing.Final = 5.0
 # A shorter beginning of an id would match too much.
 _SHORTEST_ID: typing.Final = 4
-_KINDS: typing.Final = {STEP: "CI step", CONTAINER: "engine container", JOB: "gpu-run"}
+_KINDS: typing.Final = {
+    STEP: "CI step", CONTAINER: "engine container", JOB: "gpu-run", RUNNER: "runner",
+}  # fmt: skip
+# The kinds of units, by what the decision log calls them.
+_UNITS: typing.Final = {"gpu-run": JOB, "runner": RUNNER}
 _NO_REQUEST: typing.Final = frozenset(
     {
         *(decisions.RECLAIM, decisions.UNUSED, decisions.CORDON, decisions.UNCORDON),
@@ -374,8 +378,8 @@ def _kind(requests: list[Entry], leases: list[Lease]) -> str:
         return _KINDS.get(leases[-1].kind, "")
     if any(entry.is_step for entry in requests):
         return _KINDS[STEP]
-    if any(entry.kind == "gpu-run" for entry in requests):
-        return _KINDS[JOB]
+    if unit := next((_UNITS[entry.kind] for entry in requests if entry.kind in _UNITS), ""):
+        return _KINDS[unit]
     return _KINDS[CONTAINER] if requests else ""
 
 
@@ -398,7 +402,7 @@ def _unrecorded(
             and seconds(other.time) > at
             and not set(entry.granted).isdisjoint(other.granted)
         ]
-        kind = STEP if entry.is_step else JOB if entry.kind == "gpu-run" else CONTAINER
+        kind = STEP if entry.is_step else _UNITS.get(entry.kind, CONTAINER)
         until = min(later, default=records.now)
         yield Lease(
             entry.container, kind, entry.who, ("", "", "", ""), entry.granted, at, until,

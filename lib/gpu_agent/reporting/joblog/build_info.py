@@ -44,7 +44,8 @@ class Naming:
         """
         self._program = (sys.executable, "-B", *program) if program else ()
         self._known: dict[str, Names] = {}
-        self._tries: dict[str, tuple[int, float]] = {}
+        # By the container, and whose it is: a runner gets a job after it got its GPUs.
+        self._tries: dict[tuple[str, str], tuple[int, float]] = {}
         self._running = contextlib.ExitStack()
         self._child: process.Child | None = None
         self._begun = float("-inf")
@@ -60,16 +61,17 @@ class Naming:
             self._take(self._child, moment.now)
         if moment.holdings is None:
             return
-        held = {one.container for one in moment.holdings if not one.ours}
-        self._known = {name: self._known[name] for name in self._known.keys() & held}
-        self._tries = {name: self._tries[name] for name in self._tries.keys() & held}
+        held = {(one.container, one.who) for one in moment.holdings if not one.ours}
+        names = {name for name, _ in held}
+        self._known = {name: self._known[name] for name in self._known.keys() & names}
+        self._tries = {one: self._tries[one] for one in self._tries.keys() & held}
         wanted = [
-            name
+            one
             # Also for steps that have just ended: the CI system knows them for a while.
-            for name in sorted(held, key=lambda name: (self._tries.get(name, (0, 0.0)), name))
-            if name not in self._known
-            and build_names.is_id(name)
-            and self._tries.get(name, (0, moment.now))[1] <= moment.now
+            for one in sorted(held, key=lambda one: (self._tries.get(one, (0, 0.0)), one))
+            if one[0] not in self._known
+            and build_names.is_id(one[0])
+            and self._tries.get(one, (0, moment.now))[1] <= moment.now
         ]
         is_time = self._child is None and moment.now - self._begun >= _APART
         if wanted and self._program and is_time:
@@ -80,14 +82,16 @@ class Naming:
         self._running.close()
         self._child = None
 
-    def _ask(self, wanted: collections.abc.Sequence[str], now: float) -> None:
-        for name in wanted:
-            tries = self._tries.get(name, (0, 0.0))[0] + 1
-            self._tries[name] = tries, now + _APART * 2 ** min(tries, _MOST_DOUBLED)
+    def _ask(self, wanted: collections.abc.Sequence[tuple[str, str]], now: float) -> None:
+        for one in wanted:
+            tries = self._tries.get(one, (0, 0.0))[0] + 1
+            self._tries[one] = tries, now + _APART * 2 ** min(tries, _MOST_DOUBLED)
         self._begun = now
         try:
             self._child = self._running.enter_context(
-                process.beside([*self._program, *wanted], env={"PYTHONPATH": _PATH})
+                process.beside(
+                    [*self._program, *(name for name, _ in wanted)], env={"PYTHONPATH": _PATH}
+                )
             )
         except (OSError, process.CommandError) as error:
             self._tell(str(error))

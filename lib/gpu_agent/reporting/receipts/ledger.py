@@ -22,7 +22,8 @@ from gpu_agent.reporting.receipts import log
 from gpu_agent.reporting.receipts import receipt as form
 from gpu_agent.reporting.receipts.account import Account, Sample
 from gpu_agent.reporting.receipts.lease_journal import Journal
-from gpu_agent.reporting.receipts.receipt import Names, Receipt
+from gpu_agent.reporting.receipts.receipt import Names, Receipt, cut
+from gpu_runtime.lease_table import RUNNER
 from machine import files
 
 STATE: typing.Final = pathlib.Path("/var/lib/gpu-ci/health/accounts.json")
@@ -88,7 +89,7 @@ class Ledger:
         for look in _looks(moment):
             self._look(moment, look)
         for account in self._accounts.values():
-            if not account.kind:
+            if account.kind in ("", RUNNER):
                 account.names = account.names or self._names(account.container)
             if account.waited is None and account.is_first:
                 account.waited = self._journal.waited(account.container)
@@ -123,6 +124,7 @@ class Ledger:
                 self._due = True
             account = self._accounts[lease]
             account.seen, account.unused = moment.now, None
+            account.who = cut(holding.who)  # a runner has a job later than its GPUs
             if holding.waited is not None and account.is_first:
                 account.waited = holding.waited
 

@@ -17,7 +17,7 @@ SCHEMA: typing.Final = 1
 """The version of the format; the parser rejects other versions."""
 
 OUTCOMES: typing.Final = ("ended", "killed", "gpu failed", "lost")
-KINDS: typing.Final = ("", "container", "job")
+KINDS: typing.Final = ("", "container", "job", "runner")
 LONGEST_LINE: typing.Final = 1 << 16
 """In bytes. A receipt with 16 GPUs and all figures takes a tenth of it."""
 
@@ -108,8 +108,9 @@ class Receipt:
         pipeline: the pipeline's name; empty for a build without a pipeline.
         job: the job's name.
         build: the build's name, such as `42`.
-        kind: `container`: of an engine; `job`: a command under gpu-run; empty: a CI step.
-        who: for these two, the name from the engine.
+        kind: `container`: of an engine; `job`: a command under gpu-run; `runner` of a CI service;
+            empty: a CI step.
+        who: for a container or command, its name from the engine; for a runner, its job.
     """
 
     began: str

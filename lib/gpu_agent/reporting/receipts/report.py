@@ -18,7 +18,9 @@ BY: typing.Final = ("gpu", "container", "team", "pipeline", "job")
 NO_NAMES: typing.Final = "(names not known)"
 ONE_OFF: typing.Final = "(one-off builds)"
 OTHERS: typing.Final = "(others)"
-OUTSIDE: typing.Final = {"container": "(podman and Docker)", "job": "(gpu-run)"}
+OUTSIDE: typing.Final = {
+    "container": "(podman and Docker)", "job": "(gpu-run)", "runner": "(runners)",
+}  # fmt: skip
 """The names of leases outside the CI system, by their kinds."""
 
 # Juju passes a result as one argument of a program, which Linux limits to 128 KiB. The figures of
@@ -172,10 +174,8 @@ def name_of(receipt: Receipt, by: str) -> str:
     """Return the name of a lease's row."""
     if by == "container":
         return receipt.who or receipt.container
-    if receipt.kind:
-        return OUTSIDE[receipt.kind]
     if not receipt.team:
-        return NO_NAMES
+        return OUTSIDE.get(receipt.kind, NO_NAMES)
     if by == "team":
         return receipt.team
     words = [receipt.team, receipt.pipeline or ONE_OFF]

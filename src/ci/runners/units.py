@@ -1,0 +1,285 @@
+# Copyright 2026 The gpu-ci-worker authors
+# See LICENSE file for licensing details.
+"""The systemd unit of a runner: a user of its own, its GPUs and no others, a folder of its own.
+
+systemd makes the user when the unit begins (systemd.exec(5), DynamicUser=). The user cannot become
+another one, and can write to the folder, to its own /tmp and to no other place. When the runner's
+program ends, systemd ends all processes of the unit.
+"""
+
+import collections.abc
+import contextlib
+import grp
+import json
+import pathlib
+import re
+import sys
+import typing
+
+from ci.runners import gpu_check
+from ci.runners.gpu_check import Checked
+from ci.runners.settings import RUN, Limits
+from gpu_agent import device_rules
+from gpu_agent.gpu_run import service as gpu_run
+from gpu_runtime import cgroups, proc
+from gpu_runtime.signals import Process
+from machine import files, process
+from machine import systemd as services
+from machine import systemd_escaping as escaping
+
+SLICE: typing.Final = "gpucirunner.slice"
+"""The slice of all runners."""
+
+_UNIT: typing.Final = "gpu-ci-runner-{}.service"
+_NAME: typing.Final = re.compile(r"gpu-ci-runner-([a-z0-9-]+)\.service")
+HOMES: typing.Final = pathlib.Path("/var/lib/gpu-ci-runners")
+"""The folders of runners; each is a link to one that systemd keeps."""
+
+# Where systemd keeps the folders of such users; the former are links to it.
+_PRIVATE: typing.Final = pathlib.Path("/var/lib/private")
+_TEMPORARY: typing.Final = (pathlib.Path("/tmp"), pathlib.Path("/var/tmp"))  # noqa: S108
+_DU: typing.Final = "/usr/bin/du"
+_SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
+_SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
+_JOURNALCTL: typing.Final = "/usr/bin/journalctl"
+# Seconds: for systemd under load; for a check, whose NVML starts in some; for the end of a unit.
+_TIMEOUT: typing.Final = 30.0
+_CHECK: typing.Final = 45.0
+_LAST: typing.Final = 10
+# And to count a folder of millions of files.
+_COUNT: typing.Final = 20.0
+# Lines of a runner's own log that are read; a runner for one job writes some ten.
+_LINES: typing.Final = 200
+# Groups of people who may use GPUs, where a machine has them.
+_GROUPS: typing.Final = ("video", "render")
+# What only the agent, the charm and Juju may see.
+_HIDDEN: typing.Final = (
+    "/etc/gpu-ci", "/run/gpu-ci", "/var/lib/gpu-ci", "/var/log/gpu-ci", str(RUN),
+    str(gpu_run.PATH), "/var/lib/juju", "/var/log/juju",
+)  # fmt: skip
+
+
+class Unit:
+    """The unit of one runner.
+
+    Attributes:
+        name: the runner's name on this machine: lower-case letters, digits and hyphens.
+        unit: the unit's name.
+        group: its control group.
+        home: the folder in which its jobs run.
+        files: the folder in which its program finds its secret, once it runs.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name, self.unit = name, _UNIT.format(name)
+        self.group = f"/{SLICE}/{self.unit}"
+        self.home = HOMES / name
+        self.files = pathlib.Path("/run/credentials") / self.unit
+        self._staged = RUN / "begins" / name
+
+    def check(self, gpus: tuple[str, ...], vendor: str, nodes: list[str]) -> Checked:
+        """Check GPUs as the runner's user, in a unit with the rules of the runner's.
+
+        Args:
+            gpus: their ids.
+            vendor: the name of their vendor.
+            nodes: the device nodes that the runner may open.
+
+        Raises:
+            machine.process.CommandError: the unit cannot be started, or the check fails.
+            ValueError: the check answers something else.
+        """
+        asked = json.dumps([vendor, [*gpus], nodes, device_rules.others(nodes)])
+        command = [
+            *(_SYSTEMD_RUN, "--quiet", "--wait", "--pipe", "--collect", f"--unit={self.unit}"),
+            *("--description=Checks the GPUs of a CI runner", *self._properties(nodes, Limits())),
+            f"--setenv=PYTHONPATH={':'.join(path for path in sys.path if path.startswith('/'))}",
+            *("--", sys.executable, "-B", "-m", gpu_check.__name__),
+        ]
+        try:
+            done = process.run(command, timeout=_CHECK, stdin=asked, told=False)
+        except process.CommandError:
+            self.kill()
+            raise
+        return gpu_check.parse(done.stdout)
+
+    def begin(
+        self,
+        command: collections.abc.Sequence[str],
+        secret: collections.abc.Mapping[str, str],
+        environment: collections.abc.Mapping[str, str],
+        nodes: list[str],
+        limits: Limits,
+    ) -> None:
+        """Start the runner.
+
+        Args:
+            command: its program, with arguments.
+            secret: what the program finds in `files`, by name.
+            environment: its variables, which its job gets too.
+            nodes: the device nodes that it may open.
+            limits: what it may use.
+
+        Raises:
+            machine.process.CommandError: it cannot be started.
+            OSError: its files cannot be written.
+        """
+        files.ensure_directory(self._staged.parent, mode=0o700)
+        files.ensure_directory(self._staged, mode=0o700)
+        variables = self._staged / "environment"
+        lines = [
+            f"{key}={escaping.environment_value(text)}\n" for key, text in environment.items()
+        ]
+        try:
+            files.ensure_file(variables, "".join(lines), mode=0o600)
+            for name, text in secret.items():
+                files.ensure_file(self._staged / name, text, mode=0o600)
+            process.run(
+                [
+                    *(_SYSTEMD_RUN, "--quiet", "--collect", f"--unit={self.unit}"),
+                    *("--description=A CI runner for one job", "--property=Type=exec"),
+                    *self._properties(nodes, limits),
+                    *(
+                        f"--property=LoadCredential={name}:{self._staged / name}"
+                        for name in secret
+                    ),
+                    f"--property=EnvironmentFile={variables}",
+                    *("--", *command),
+                ],
+                timeout=_TIMEOUT,
+            )
+        finally:
+            files.ensure_absent(self._staged)
+
+    def log(self) -> str:
+        """Return the last lines of what its program has written itself; jobs write elsewhere.
+
+        Raises:
+            machine.process.CommandError: the journal cannot be read.
+        """
+        argv = [_JOURNALCTL, "--quiet", "--output=cat", f"--lines={_LINES}", f"--unit={self.unit}"]
+        return process.run(argv, timeout=_TIMEOUT, told=False).stdout
+
+    def processes(self) -> int:
+        """Return the number of its processes.
+
+        Raises:
+            OSError: its control group cannot be read.
+        """
+        return len(self._pids())
+
+    def _pids(self) -> set[int]:
+        folder = cgroups.folder("", self.group)
+        return set(map(int, proc.read(f"{folder}/cgroup.procs").split())) if folder else set()
+
+    def disk(self) -> int | None:
+        """Return what its folder and its /tmp take on the disk, in MiB; None: not known in time.
+
+        Raises:
+            machine.process.CommandError: they cannot be read.
+        """
+        private = f"systemd-private-*-{self.unit}-*"
+        temporary = [path for top in _TEMPORARY for path in top.glob(private)]
+        home = [path for path in (_PRIVATE / HOMES.name / self.name,) if path.exists()]
+        argv = [_DU, "--summarize", "--one-file-system", "--total", "--block-size=1M"]
+        # A job may remove files meanwhile, of which du complains.
+        done = process.run(
+            [*argv, "--", *map(str, [*home, *temporary])], timeout=_COUNT, check=False, told=False
+        )
+        total = re.search(r"^([0-9]+)\ttotal$", done.stdout, re.MULTILINE)
+        return int(total.group(1)) if total else None
+
+    def end_job(self) -> None:
+        """Kill the processes of its job; its program reports that they have failed.
+
+        Raises:
+            OSError: its control group cannot be read.
+        """
+        main = services.main_pid(self.unit)
+        for pid in self._pids() - {main}:
+            with contextlib.suppress(ProcessLookupError):
+                found = Process(pid)
+                # It may have been another one's number until it was taken hold of.
+                if pid in self._pids():
+                    found.kill()
+                found.close()
+
+    def ask_to_end(self) -> None:
+        """Let its program take no job; it ends at once, or with its running job."""
+        services.signal(self.unit, "SIGTERM")
+
+    def kill(self) -> None:
+        """End all its processes now.
+
+        Raises:
+            machine.process.CommandError: systemd cannot do it.
+        """
+        kill = [_SYSTEMCTL, "kill", "--signal=SIGKILL", "--", self.unit]
+        process.run(kill, timeout=_TIMEOUT, check=False, told=False)
+        process.run([_SYSTEMCTL, "stop", "--", self.unit], timeout=_TIMEOUT, check=False)
+
+    def clear(self) -> None:
+        """Remove its files, once its unit is gone.
+
+        Raises:
+            OSError: it cannot be removed.
+        """
+        for path in (self.home, _PRIVATE / HOMES.name / self.name, self._staged):
+            files.ensure_absent(path)
+
+    def _properties(self, nodes: list[str], limits: Limits) -> list[str]:
+        groups = [name for name in _GROUPS if _has_group(name)]
+        values = [
+            *(f"Slice={SLICE}", "DynamicUser=yes", f"SupplementaryGroups={' '.join(groups)}"),
+            *device_rules.properties(nodes),
+            f"StateDirectory={HOMES.name}/{self.name}",
+            *("StateDirectoryMode=0700", f"WorkingDirectory={self.home}"),
+            f"TasksMax={limits.tasks or 'infinity'}",
+            *([f"MemoryMax={limits.memory}M", "MemorySwapMax=0"] if limits.memory else []),
+            # A step that has too little memory fails, and its runner reports that.
+            "OOMPolicy=continue",
+            f"TimeoutStopSec={_LAST}",
+            *("ProtectProc=invisible", "LimitCORE=0", "KeyringMode=private"),
+            f"InaccessiblePaths={' '.join(f'-{path}' for path in _HIDDEN)}",
+        ]
+        return [*(f"--property={value}" for value in values), f"--setenv=HOME={self.home}"]
+
+
+class Units:
+    """The units of the runners on this machine."""
+
+    def unit(self, name: str) -> Unit:
+        """Return the unit of a runner."""
+        return Unit(name)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the runners whose units systemd knows.
+
+        Raises:
+            machine.process.CommandError: systemd does not answer.
+        """
+        found = map(_NAME.fullmatch, services.units(_UNIT.format("*")))
+        return tuple(match.group(1) for match in found if match)
+
+    def left(self) -> tuple[str, ...]:
+        """Return the names of the runners that have left something on the disk.
+
+        Raises:
+            OSError: the folders cannot be read.
+        """
+        folders = (HOMES, _PRIVATE / HOMES.name, RUN / "begins")
+        return tuple({entry.name for folder in folders for entry in files.entries(folder)})
+
+
+def name_of(unit: str) -> str:
+    """Return the runner's name in the name of a unit; empty if it is another's."""
+    match = _NAME.fullmatch(unit)
+    return match.group(1) if match else ""
+
+
+def _has_group(name: str) -> bool:
+    try:
+        grp.getgrnam(name)
+    except KeyError:
+        return False
+    return True
