@@ -152,7 +152,10 @@ def test_gpu_run_gets_the_gpu_of_an_idle_runner_soon_and_a_busy_one_keeps_its_ow
 def test_nothing_of_a_job_is_left_for_the_next_one(site):
     places = "~ . /tmp /var/tmp /dev/shm"
     # The process keeps the GPUs' names, so that no other job could claim them.
+    # Folders that deep are more than Python's own functions remove.
+    deep = "import os; [(os.mkdir('d'), os.chdir('d')) for _ in range(3000)]"
     leave = f"""for one in {places}; do touch $one/{MARK}; done
+        cd; python3 -c "{deep}"
         setsid /srv/job hold {MARK} >/dev/null 2>&1 &
         sleep 1"""
     first = site.push(one=(BOTH, leave))
@@ -278,12 +281,13 @@ def test_a_job_that_is_cancelled_while_it_runs_ends(parted):
 
 
 def test_a_job_that_is_cancelled_while_it_waits_leaves_nothing(site):
-    unit = site.box.wait_runs(site.box.begin("alice", "sleep", "1000"), "alice: sleep")
-    run = site.push(two=(BOTH, "true"))
+    alice = site.box.begin("alice", "--gpus", "all", "sleep", "1000")
+    unit = site.box.wait_runs(alice, "alice: sleep")
+    run = site.push(one=(GPU, "true"))
     # The job has its place in the machine's own queue.
     site.wait(lambda: site.box.leases()["waiters"])
     site.cancel(run)
-    assert site.states(run) == {"two": "cancelled"}
+    assert site.states(run) == {"one": "cancelled"}
     site.wait(lambda: not site.box.leases()["waiters"] and not site.report()["waiting"])
     site.sh(f"systemctl stop {unit}")
     site.wait(site.is_ready)

@@ -39,6 +39,7 @@ HOMES: typing.Final = pathlib.Path("/var/lib/gpu-ci-runners")
 _PRIVATE: typing.Final = pathlib.Path("/var/lib/private")
 _TEMPORARY: typing.Final = (pathlib.Path("/tmp"), pathlib.Path("/var/tmp"))  # noqa: S108
 _DU: typing.Final = "/usr/bin/du"
+_RM: typing.Final = ("/usr/bin/rm", "--recursive", "--force", "--one-file-system")
 _SYSTEMD_RUN: typing.Final = "/usr/bin/systemd-run"
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _JOURNALCTL: typing.Final = "/usr/bin/journalctl"
@@ -46,8 +47,9 @@ _JOURNALCTL: typing.Final = "/usr/bin/journalctl"
 _TIMEOUT: typing.Final = 30.0
 _CHECK: typing.Final = 45.0
 _LAST: typing.Final = 10
-# And to count a folder of millions of files.
+# And to count a folder of millions of files, and to remove a part of it.
 _COUNT: typing.Final = 20.0
+_CLEAR: typing.Final = 5.0
 # Lines of a runner's own log that are read; a runner for one job writes some ten.
 _LINES: typing.Final = 200
 # Groups of people who may use GPUs, where a machine has them.
@@ -222,10 +224,15 @@ class Unit:
         """Remove its files, once its unit is gone.
 
         Raises:
-            OSError: it cannot be removed.
+            OSError, machine.process.CommandError: they cannot be removed, or not in this time:
+                then the next call goes on.
         """
-        for path in (self.home, _PRIVATE / HOMES.name / self.name, self._staged):
-            files.ensure_absent(path)
+        files.ensure_absent(self.home)  # a link
+        files.ensure_absent(self._staged)
+        folder = _PRIVATE / HOMES.name / self.name
+        if folder.exists():
+            # A job can make folders so deep that Python cannot remove them.
+            process.run([*_RM, "--", str(folder)], timeout=_CLEAR, told=False)
 
     def _properties(self, nodes: list[str], limits: Limits) -> list[str]:
         groups = [name for name in _GROUPS if _has_group(name)]
