@@ -50,7 +50,7 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
         )
         kills = {
             "daemon": lambda: site.sh(
-                f"systemctl kill -s KILL {DAEMON}; systemctl start {DAEMON}"
+                f"systemctl kill -s KILL {DAEMON}; systemctl restart {DAEMON}"
             ),
             "runner": lambda: kill(site, chance, "MainPID"),
             "unit": lambda: kill(site, chance, ""),

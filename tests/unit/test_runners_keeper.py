@@ -510,7 +510,7 @@ def test_a_job_that_the_service_has_given_up_ends_within_a_minute(world):
     by_gpu(one, "a").unit.take_job()
     turn(world, one, 16)
     world.remotes.clear()
-    for _ in range(5):
+    for _ in range(6):
         turn(world, one, 5)
         assert name in world.units  # its program may be about to end
     for _ in range(6):

@@ -331,6 +331,24 @@ def test_nothing_is_asked_of_systemd_where_no_runner_is():
     assert not one.is_here()
 
 
+@pytest.mark.parametrize(
+    ("changes", "leaves"),
+    [({}, False), ({"scope": "acme"}, True), ({"url": "https://x"}, True), ({"most": 9}, False)],
+)
+def test_a_server_or_scope_that_is_left_forgets_its_idle_runners_first(changes, leaves):
+    done = []
+    before = wanted(unit())
+    outside = Outside(
+        is_here=lambda _: True,
+        current=lambda: before,
+        leave=lambda: done.append("leave"),
+        install=lambda _: done.append("install") or True,
+    )
+    one = Runners(GITEA_RUNNERS, CHARM, print, Records.here(), outside)
+    one._install(dataclasses.replace(before, **changes))
+    assert done == (["leave"] if leaves else []) + ["install"]
+
+
 class Shown:
     """A unit whose log is given."""
 

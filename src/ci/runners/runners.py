@@ -49,6 +49,8 @@ class Outside:
         report: returns what the daemon reported.
         runs: whether the daemon runs.
         is_here: whether anything of the daemon is here, for a service or, if empty, for any.
+        current: returns the daemon's settings; None: there are none.
+        leave: ends idle runners, so that the service of the daemon's settings forgets them.
         install: runs the daemon with settings.
         retire: lets jobs end for so many seconds, and removes all runners.
         remove: removes the daemon.
@@ -62,6 +64,8 @@ class Outside:
     report: collections.abc.Callable[[], daemon_unit.Report] = daemon_unit.report
     runs: collections.abc.Callable[[], bool] = daemon_unit.is_running
     is_here: collections.abc.Callable[[str], bool] = daemon_unit.is_here
+    current: collections.abc.Callable[[], Settings | None] = daemon_unit.current
+    leave: collections.abc.Callable[[], None] = retire.leave
     install: collections.abc.Callable[[Settings], bool] = daemon_unit.install
     retire: collections.abc.Callable[[float, Say], None] = retire.retire
     remove: Remove = daemon_unit.remove
@@ -209,6 +213,13 @@ class Runners:
             self._outside.retire(0, self._say)
             self._outside.remove()
 
+    def _install(self, wanted: Settings) -> None:
+        """Run the daemon with these settings; if a server or scope is left, it forgets runners."""
+        found = self._outside.current()
+        if found and (found.url, found.scope) != (wanted.url, wanted.scope):
+            self._outside.leave()
+        self._outside.install(wanted)
+
     def _have_program(self, state: UnitState, _wanted: Plan) -> UnitState:
         """Have the runner's program, from the resource or by download."""
         if state.leaving or {Part.UNIT, Part.RELEASE} & state.frozen:
@@ -239,7 +250,7 @@ class Runners:
             return state
         own = plan.planned(wanted)
         if isinstance(own, Settings):
-            _, state = part_runner.make(state, Part.WORKER, self._outside.install, own)
+            _, state = part_runner.make(state, Part.WORKER, self._install, own)
         elif own is None:
             self._remove()
         seen = dataclasses.replace(

@@ -38,9 +38,10 @@ _SHORT: typing.Final = 2.0
 _SETTLE: typing.Final = 1.5
 # How long a runner's program without a job may take to end, in seconds.
 _END: typing.Final = 10.0
-# In how many of the service's lists, one after another, a runner with a job may be missing: its
-# program needs some seconds to end after a job.
-_GIVEN_UP: typing.Final = 2
+# How long the service's list may lack a runner, in seconds. A list can be older than a runner, and
+# the program of a runner needs some time to end after its job.
+_UNKNOWN: typing.Final = 10.0
+_GIVEN_UP: typing.Final = 30.0
 # How often the disk that jobs take is counted, in seconds.
 _COUNT: typing.Final = 10.0
 # How often a runner whose GPU cannot be used is tried again, in seconds.
@@ -71,7 +72,8 @@ class Runner:
         remote: what the service calls it; None: not known.
         job: the job that it has; None: none, or not known.
         asked: whether its program was asked to end.
-        missing: how often the service's list lacked it.
+        missing_since: when the service's list first lacked it, in seconds since boot; None: the
+            last list has it.
     """
 
     unit: Unit
@@ -81,7 +83,7 @@ class Runner:
     remote: Remote | None = None
     job: Job | None = None
     asked: bool = False
-    missing: int = 0
+    missing_since: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +237,7 @@ class Keeper:
         self._failures = 0 if had_job else self._failures
         if not had_job:
             self.refused = "a runner's program ended without a job"
+            _log.warning("%s: see journalctl -u %s", self.refused, runner.unit.unit)
             self._hold_back()
         self._clear(runner.unit)
         if runner.remote:
@@ -282,14 +285,17 @@ class Keeper:
         self.forget()
         for name, runner in self.runners.items():
             runner.remote = mine.get(name, runner.remote)
-            runner.missing = 0 if name in mine else runner.missing + 1
-            # Twice: the list may be older than the runner.
-            if runner.missing > 1 and runner.state is State.IDLE:
+            if name in mine:
+                runner.missing_since = None
+                continue
+            runner.missing_since = runner.missing_since or self._now()
+            missing = self._now() - runner.missing_since
+            if runner.state is State.IDLE and missing >= _UNKNOWN:
                 _log.info("the service does not know %s: ending it", runner.unit.unit)
                 self._move(runner, State.ENDING)
             # Gitea forgets the runner of a job that is cancelled, and never tells the runner. One
             # that began with other settings may be known to another server or scope.
-            elif runner.missing > _GIVEN_UP and name.startswith(self._mark):
+            elif missing >= _GIVEN_UP and name.startswith(self._mark):
                 _log.info("the service has given up the job of %s: ending it", runner.unit.unit)
                 self._try_to_kill(runner)
 
@@ -423,9 +429,7 @@ class Keeper:
             self.forget()
             return False
         _log.info("%s begins with %s", unit.unit, ", ".join(lease.gpus) or "no GPU")
-        if self._failures:
-            _log.warning("%s; see journalctl -u 'gpu-ci-runner-*'", self.refused)
-        else:
+        if not self._failures:
             self.refused = ""
         self.runners[unit.name] = Runner(unit, lease.gpus, State.IDLE, self._now(), remote)
         return True
