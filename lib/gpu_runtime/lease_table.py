@@ -29,6 +29,7 @@ NOUNS = {STEP: "task", CONTAINER: "container", JOB: "gpu-run command", RUNNER: "
 """The name of each kind in messages to users."""
 
 _LONGEST_WHO = 80  # characters
+_IDLE_RUNNER = "idle runner "
 
 
 class Holder:
@@ -265,6 +266,16 @@ class Table:
             for gpu in self.holders[name].gpus
         }
         return [device for device in devices if device not in blocked]
+
+
+def idle_runner(name: str) -> str:
+    """Return whose GPUs those of a runner without a job are, for people and `gives_way`."""
+    return f"{_IDLE_RUNNER}{name}"
+
+
+def gives_way(holder: Holder) -> bool:
+    """Whether a holder ends soon if another request waits: a runner without a job does."""
+    return holder.kind == RUNNER and holder.who.startswith(_IDLE_RUNNER)
 
 
 def names_container(cgroup: str, container: str) -> bool:

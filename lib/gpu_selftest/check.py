@@ -45,7 +45,7 @@ class Obstacle(typing.NamedTuple):
     Attributes:
         text: the reason, one line.
         cause: its short form; see Result.
-        is_brief: whether the obstacle goes away within a second without anyone's help.
+        is_brief: whether the obstacle goes away within seconds by itself.
     """
 
     text: str

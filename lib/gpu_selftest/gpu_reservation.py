@@ -18,7 +18,7 @@ from gpu_agent.runtime import policy
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import Holder, Table
+from gpu_runtime.lease_table import Holder, Table, Waiter, gives_way
 from gpu_runtime.policy import Device, Policy
 from gpu_runtime.refusal import Refused
 from gpu_selftest.check import Obstacle
@@ -32,8 +32,9 @@ def alone(
 ) -> collections.abc.Generator[Obstacle | None]:
     """Reserve GPUs for the self-test; yield None, or the obstacle if that is not possible.
 
-    It waits only until a lease that is about to end has ended, not for a holder or a request. A
-    quarantined GPU can be reserved; one that is in use outside CI can't.
+    It waits only until a lease that is about to end has ended, or an idle runner has given way.
+    It waits for no other holder or request. A quarantined GPU can be reserved; one that is in use
+    outside CI can't.
 
     Args:
         container: id of the container that will use the GPUs. The GPU runtime gives them to it,
@@ -49,6 +50,9 @@ def alone(
             if host.now() > until:
                 break
             time.sleep(_PAUSE)
+        if why and why.is_brief:
+            with store as table:
+                _leave(table, host, container)
     except (OSError, ValueError, Refused) as error:
         why = Obstacle(str(error))
     try:
@@ -82,9 +86,15 @@ def claim(
             return Obstacle(f"{_name(device)} is {cause.describe()}")
 
     def take(table: Table) -> Obstacle | None:
+        _leave(table, host, container)
         why = _make_room(table, container, devices, allowed, host)
+        ids = [device.id for device in devices]
+        if why and why.is_brief:
+            # An idle runner gives way to a request that waits.
+            waiter = Waiter(container, host.me(), len(ids), host.now())
+            waiter.who, waiter.named = "the self-test", ids
+            table.waiters.append(waiter)
         if not why:
-            ids = [device.id for device in devices]
             holder = Holder("", ids, [], exclusive=True, since=host.now())
             holder.keeper = host.me()
             holder.nodes = [node for device in devices for node in device.watched]
@@ -125,7 +135,14 @@ def _make_room(
     if leases.is_handed_over(held, host):
         return Obstacle(f"{_name(device)} is being handed over to another holder", is_brief=True)
     cause = f"{_name(device)} is in use"
-    return Obstacle(f"{cause} by {words(other, held, host)}", cause)
+    by = f"{cause} by {words(other, held, host)}"
+    return Obstacle(by, cause, is_brief=gives_way(held))
+
+
+def _leave(table: Table, host: Host, container: str) -> None:
+    """Remove the self-test's own request from the queue."""
+    mine = container, host.me()
+    table.waiters = [one for one in table.waiters if (one.container, one.call) != mine]
 
 
 def give_back(store: Store, host: Host, container: str) -> None:

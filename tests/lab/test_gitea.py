@@ -174,6 +174,15 @@ def test_a_job_has_its_gpu_and_is_known_by_name(ready):
     assert TOKEN not in log
 
 
+def test_the_self_test_gets_the_gpus_of_idle_runners(ready):
+    ready.wait(lambda: len(ready.listed()) == 2)
+    results, message = act(ready, "gpu-selftest", level="isolation")
+    assert message == ""
+    assert results["verdict"] == "passed", results
+    assert results["report"].startswith("passed: quick and isolation, "), results
+    ready.wait(lambda: ready.status() == READY and len(ready.listed()) == 2)
+
+
 def test_a_pause_lets_the_job_end_and_takes_no_other(ready):
     repository = ready.begin("paused", "gpu")
     results, _ = act(ready, "pause", reason="new fans")

@@ -161,7 +161,7 @@ class Leases:
 
     def reserve(self, unit, wanted, who):
         world = self.world
-        assert who == f"runner {SETTINGS.prefix}-{unit.name}"
+        assert who == f"idle runner {SETTINGS.prefix}-{unit.name}"
         if isinstance(wanted, Want):
             world.waits = wanted
             if len(world.free) < wanted.count:

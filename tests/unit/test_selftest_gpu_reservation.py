@@ -14,7 +14,7 @@ from gpu_agent import paths as wrapper
 from gpu_agent.availability import external_use, quarantine
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import Holder, Waiter
+from gpu_runtime.lease_table import RUNNER, Holder, Waiter
 from gpu_selftest import gpu_reservation as reserve
 from tests.unit.grants import MIG_GPUS, golden, in_use
 from tests.unit.wrapper_rig import GPUS, ROOT, Rig
@@ -263,3 +263,48 @@ def test_killed_it_leaves_nothing_that_lasts(rig):
     assert rig.holders[SELFTEST]["gpus"] == IDS
     assert create(rig, "GPU_COUNT=2") == 42
     assert list(rig.holders) == ["ID"]
+
+
+def idle_runner(rig, name="idle runner w-1"):
+    """A runner of a CI service with both GPUs; its unit is a process that the test may end."""
+    holder = Holder("", IDS[:1], [], exclusive=True, since=Host.now())
+    holder.kind, holder.who, holder.keeper = RUNNER, name, Host().me()
+    with Store(str(rig.store)) as table:
+        table.holders["gpu-ci-runner-w-1.service"] = holder
+
+
+def test_an_idle_runner_gives_way_to_the_self_test(rig):
+    """As the daemon does: it ends the runner once a request waits for its GPU."""
+    idle_runner(rig)
+    asked = []
+
+    def give_way():
+        store = Store(str(rig.store))
+        while not asked:
+            with store as table:
+                asked.extend((one.who, one.named) for one in table.waiters)
+                if asked:
+                    table.holders.clear()
+
+    daemon = threading.Thread(target=give_way, daemon=True)
+    daemon.start()
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert why is None
+        assert Store(str(rig.store)).read().waiters == []
+    daemon.join(10)
+    assert asked == [("the self-test", IDS[:1])]
+
+
+def test_a_runner_with_a_job_is_not_waited_for(rig):
+    idle_runner(rig, 'job "build" of a/b, run 1')
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert "is in use by" in why.text
+    assert Store(str(rig.store)).read().waiters == []
+
+
+def test_it_waits_for_no_runner_forever_and_leaves_the_queue(rig, monkeypatch):
+    monkeypatch.setattr(reserve.leases, "LONGEST_LOOK", 0.3)
+    idle_runner(rig)
+    with reserve.alone(SELFTEST, IDS[:1]) as why:
+        assert "is in use by" in why.text
+    assert Store(str(rig.store)).read().waiters == []

@@ -22,6 +22,7 @@ from ci.runners.labels import Common, Facts
 from ci.runners.service import Fault, Job, Place, Remote, Service, ServiceError, Talk
 from ci.runners.settings import Settings
 from ci.runners.units import Unit, Units
+from gpu_runtime.lease_table import idle_runner
 from gpu_runtime.refusal import Refused
 from machine import process
 
@@ -308,11 +309,7 @@ class Keeper:
                 continue
             runner.job = job
             self._move(runner, State.BUSY)
-            who = f'job "{job.name}" of {job.repository}, run {job.run}'
-            try:
-                self._leases.call(runner.unit, who)
-            except _FAILURES as error:
-                _log.warning("%s cannot be named: %s", runner.unit.unit, error)
+            self._call(runner, f'job "{job.name}" of {job.repository}, run {job.run}')
 
     def _situation(self, look: Look) -> Situation:
         now = self._now()
@@ -410,7 +407,7 @@ class Keeper:
         unit = self._units.unit(self._mark + secrets.token_hex(4))
         name = f"{self._settings.prefix}-{unit.name}"
         try:
-            lease = self._leases.reserve(unit, wanted, f"runner {name}")
+            lease = self._leases.reserve(unit, wanted, idle_runner(name))
         except _FAILURES as error:
             self.refused = str(error)
             self._hold_back()
@@ -512,8 +509,17 @@ class Keeper:
     def _move(self, runner: Runner, state: State) -> None:
         if runner.state is not state:
             runner.state, runner.since = state, self._now()
+            if state is State.BUSY:
+                self._call(runner, f"runner {self._settings.prefix}-{runner.unit.name}")
             # A job that waited may have a runner now.
             self._asked["jobs"] = float("-inf")
+
+    def _call(self, runner: Runner, who: str) -> None:
+        """Note in the lease of a runner whose job it has, as far as that is known."""
+        try:
+            self._leases.call(runner.unit, who)
+        except _FAILURES as error:
+            _log.warning("%s cannot be named: %s", runner.unit.unit, error)
 
     def _ask_soon(self) -> None:
         self._asked = dict.fromkeys(self._asked, float("-inf"))
