@@ -55,7 +55,7 @@ VALUES = {
     "stamp": "stamp", "python": "/usr/bin/python3", "run": "x", "state": "x", "logs": "x",
     "launcher": "/bin/true", "program": "/x", "port": 8888, "patience": 300, "limit": "900",
     "guard": "basic.target", "shut": "/bin/true", "open": "/bin/true", "before": "basic.target",
-    "needs": "/x",
+    "needs": "/x", "homes": "x", "private": "/x",
 }  # fmt: skip
 
 

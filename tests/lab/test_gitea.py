@@ -33,7 +33,7 @@ RUNNERS = {
     "units": "ls /etc/systemd/system{,/*.wants} | grep gpu-ci-runner",
     "running": "systemctl list-units --plain --no-legend 'gpu-ci-runner*'",
     "files": "find /opt/gpu-ci-runners /etc/gpu-ci/runners.json /run/gpu-ci-runners "
-    "/var/lib/gpu-ci-runners/* /var/lib/private/gpu-ci-runners/*",
+    "/var/lib/gpu-ci-runners /var/lib/private/gpu-ci-runners",
 }
 # A job that runs until its file is there.
 WAITS = "echo begun; until [ -e /srv/go/{0} ]; do sleep 0.1; done; echo whole"
@@ -172,6 +172,9 @@ def test_a_job_has_its_gpu_and_is_known_by_name(ready):
     assert log.count("No such device or address") == 1
     assert log.count("Operation not permitted") == 1
     assert TOKEN not in log
+    homes = "find /var/lib/private/gpu-ci-runners -mindepth 1 -maxdepth 1 | wc -l"
+    ready.wait(lambda: ready.sh(homes).strip() == "2")
+    assert "cannot be" not in ready.sh("journalctl -o cat -u gpu-ci-runners")
 
 
 def test_the_self_test_gets_the_gpus_of_idle_runners(ready):

@@ -10,7 +10,7 @@ import typing
 
 from ci.runners import settings
 from ci.runners.settings import Settings
-from ci.runners.units import HOMES
+from ci.runners.units import HOMES, PRIVATE
 from gpu_agent import install as app
 from gpu_agent import paths
 from machine import files, process, templates
@@ -66,6 +66,8 @@ def install(found: Settings) -> bool:
         stamp=app.STAMP,
         python=paths.PYTHON,
         run=settings.RUN.relative_to("/run"),
+        homes=HOMES.relative_to("/var/lib"),
+        private=PRIVATE,
         variable=_REVISION,
         revision=revision,
     )
@@ -142,6 +144,8 @@ def remove() -> bool:
     changed = services.remove_unit(SERVICE)
     for path in (settings.PATH, settings.RUN):
         changed |= files.ensure_absent(path)
+    for path in (HOMES, PRIVATE / HOMES.name):
+        changed |= files.remove_if_empty(path)
     return changed
 
 

@@ -35,8 +35,9 @@ _NAME: typing.Final = re.compile(r"gpu-ci-runner-([a-z0-9-]+)\.service")
 HOMES: typing.Final = pathlib.Path("/var/lib/gpu-ci-runners")
 """The folders of runners; each is a link to one that systemd keeps."""
 
-# Where systemd keeps the folders of such users; the former are links to it.
-_PRIVATE: typing.Final = pathlib.Path("/var/lib/private")
+PRIVATE: typing.Final = pathlib.Path("/var/lib/private")
+"""Where systemd keeps the folders of such users."""
+
 _TEMPORARY: typing.Final = (pathlib.Path("/tmp"), pathlib.Path("/var/tmp"))  # noqa: S108
 _DU: typing.Final = "/usr/bin/du"
 _RM: typing.Final = ("/usr/bin/rm", "--recursive", "--force", "--one-file-system")
@@ -182,7 +183,7 @@ class Unit:
         """
         private = f"systemd-private-*-{self.unit}-*"
         temporary = [path for top in _TEMPORARY for path in top.glob(private)]
-        home = [path for path in (_PRIVATE / HOMES.name / self.name,) if path.exists()]
+        home = [path for path in (PRIVATE / HOMES.name / self.name,) if path.exists()]
         argv = [_DU, "--summarize", "--one-file-system", "--total", "--block-size=1M"]
         # A job may remove files meanwhile, of which du complains.
         done = process.run(
@@ -229,7 +230,7 @@ class Unit:
         """
         files.ensure_absent(self.home)  # a link
         files.ensure_absent(self._staged)
-        folder = _PRIVATE / HOMES.name / self.name
+        folder = PRIVATE / HOMES.name / self.name
         if folder.exists():
             # A job can make folders so deep that Python cannot remove them.
             process.run([*_RM, "--", str(folder)], timeout=_CLEAR, told=False)
@@ -274,7 +275,7 @@ class Units:
         Raises:
             OSError: the folders cannot be read.
         """
-        folders = (HOMES, _PRIVATE / HOMES.name, RUN / "begins")
+        folders = (HOMES, PRIVATE / HOMES.name, RUN / "begins")
         return tuple({entry.name for folder in folders for entry in files.entries(folder)})
 
 

@@ -8,7 +8,7 @@ import sys
 import time
 import typing
 
-from ci.runners import http, services, settings
+from ci.runners import daemon_unit, http, services, settings
 from ci.runners.daemon.keeper import Keeper, Outside, boottime
 from ci.runners.daemon.leases import Leases
 from ci.runners.units import Units
@@ -34,7 +34,8 @@ def main() -> int:
     service = services.make(found)
     files.ensure_directory(settings.RUN, mode=0o700)
     outside = Outside(service, http.talk, Units(), Leases(), boottime, os.uname().machine)
-    keeper, told, fault = Keeper(found, outside), "", ""
+    # The process before may have written its report after the charm had changed the settings.
+    keeper, told, fault = Keeper(found, outside), daemon_unit.report().text, ""
     waker = Waker(found.unit, _UNTOLD) if found.unit else NoCharm()
     notify.ready()
     with Ending(found.dispatch) as ending:
