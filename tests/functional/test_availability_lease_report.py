@@ -90,8 +90,8 @@ class Container:
         found = []
         for path in pathlib.Path("/proc").glob("[0-9]*/cgroup"):
             try:
-                text = path.read_text()
-                # Another test's process may have any name.
+                # Another test's process and its control group may have any name.
+                text = path.read_text(errors="replace")
                 stat = (path.parent / "stat").read_text(errors="replace")
                 state = stat.rpartition(")")[2].split()[0]
             except OSError:

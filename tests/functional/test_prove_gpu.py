@@ -352,7 +352,8 @@ def test_a_step_that_hangs_is_ended_and_the_others_run(site):
     with site.started("inventory", "driver", "events", PROVE_STEP_SECONDS="9") as child:
         while not child.stdout.readline().startswith("passed   machine"):
             pass
-        site.machine.fakegpu("hang")
+        # `fakegpu hang` would need as long to start as the next step takes.
+        (site.state / "hang").write_text("")
         assert child.stdout.readline().startswith("failed   inventory")
         site.machine.fakegpu("unhang")
         status, steps = site.ended(child)

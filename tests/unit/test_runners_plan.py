@@ -395,6 +395,13 @@ def test_without_settings_each_runner_counts_as_busy(kept):
     assert kept.exists()
 
 
+def test_a_service_of_a_newer_revision_is_an_error_and_not_the_absence_of_jobs(kept):
+    newer = dataclasses.replace(wanted(unit()), service="forgejo")
+    (kept / "runners.json").write_text(settings.as_text(newer))
+    with pytest.raises(OSError, match="no credential for the service 'forgejo'"):
+        Jobs(Two()).running()
+
+
 def test_a_resource_takes_precedence_and_the_program_must_start_here(tmp_path):
     given = pathlib.Path("/bin/true")
     home = tmp_path / "home"

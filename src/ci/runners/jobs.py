@@ -43,11 +43,11 @@ class Jobs:
             OSError: they cannot be read.
         """
         found = daemon_unit.current()
-        service = services.make(found) if found else None
         try:
+            service = services.make(found) if found else None
             units = [self._units.unit(name) for name in self._units.names()]
             return tuple(one.unit for one in units if not service or service.has_job(one.log()))
-        except process.CommandError as error:
+        except (process.CommandError, ValueError) as error:
             raise OSError(f"the runners cannot be read: {error}") from error
 
     def builds(self, ids: collections.abc.Sequence[str]) -> collections.abc.Mapping[str, str]:
