@@ -12,6 +12,9 @@ import typing
 from machine import files, process
 from machine import polling as waiting
 
+RUNNING: typing.Final = ("active", "activating", "reloading")
+"""What systemd calls a service that runs or is being started."""
+
 _SYSTEMCTL: typing.Final = "/usr/bin/systemctl"
 _UNITS: typing.Final = pathlib.Path("/etc/systemd/system")
 _ENDED: typing.Final = ("inactive", "failed")
@@ -105,8 +108,7 @@ def ensure_running(name: str, *, restart: bool) -> bool:
     Raises:
         machine.process.CommandError: systemd can't start it.
     """
-    state = "" if restart else show(name, "ActiveState")["ActiveState"]
-    if state in ("active", "activating", "reloading"):
+    if not restart and is_running(name):
         return False
     # Otherwise a service that failed too often would not be started again.
     forget_failure(name)
@@ -203,6 +205,11 @@ def show(name: str, *properties: str) -> dict[str, str]:
     shown = _systemctl("show", "--property", ",".join(properties), "--", name, told=False)
     found = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     return {key: found.get(key, "") for key in properties}
+
+
+def is_running(name: str) -> bool:
+    """Return whether a service runs or is being started."""
+    return show(name, "ActiveState")["ActiveState"] in RUNNING
 
 
 def main_pid(name: str) -> int:

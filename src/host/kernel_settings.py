@@ -44,7 +44,6 @@ _DROP_IN: typing.Final = "gpu-ci.conf"
 # With this Ubuntu starts it, so that it holds no GPU.
 _IDLE: typing.Final = "--no-persistence-mode"
 _NODES: typing.Final = "nvidia[0-9]*"
-_RUNS: typing.Final = ("active", "activating", "reloading")
 
 _CONTAINER: typing.Final = pathlib.Path("/run/systemd/container")
 _PROC: typing.Final = pathlib.Path("/proc")
@@ -171,7 +170,7 @@ def _ensure_persistence(record: _Record) -> bool:
         return False
     command = _without_idle(pathlib.Path(state["FragmentPath"]))
     if "daemon" not in record:
-        off = state["ActiveState"] not in _RUNS or state["UnitFileState"] == "disabled"
+        off = state["ActiveState"] not in services.RUNNING or state["UnitFileState"] == "disabled"
         if not off and not command:
             return False
         record["daemon"] = state["ActiveState"], state["UnitFileState"]
@@ -232,7 +231,7 @@ def _remove_nvidias(record: _Record) -> bool:
 def _set_daemon_back(active: str, enabled: str) -> None:
     if enabled == "disabled":
         services.ensure_not_enabled(_DAEMON)
-    if active not in _RUNS:
+    if active not in services.RUNNING:
         services.ensure_stopped(_DAEMON)
         return
     state = services.show(_DAEMON, "ActiveState", "ExecStart")

@@ -23,7 +23,6 @@ from machine.errors import PartError
 SERVICE: typing.Final = "gpu-ci-health.service"
 
 _REVISION: typing.Final = "GPU_CI_REVISION"
-_RUNNING: typing.Final = ("active", "activating", "reloading")
 
 
 class WatchError(PartError):
@@ -89,7 +88,7 @@ def is_running() -> bool:
     """Whether the service runs; True also if it is not wanted."""
     if not settings.PATH.exists():
         return True
-    return services.show(SERVICE, "ActiveState")["ActiveState"] in _RUNNING
+    return services.is_running(SERVICE)
 
 
 def suspect() -> str:

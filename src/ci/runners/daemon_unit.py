@@ -21,7 +21,6 @@ SERVICE: typing.Final = "gpu-ci-runners.service"
 
 _TEMPLATES: typing.Final = pathlib.Path(__file__).resolve().parents[3] / "templates"
 _REVISION: typing.Final = "GPU_CI_REVISION"
-_RUNNING: typing.Final = ("active", "activating", "reloading")
 
 
 class RunnersError(PartError):
@@ -119,7 +118,7 @@ def report() -> Report:
 
 def is_running() -> bool:
     """Whether the daemon runs."""
-    return services.show(SERVICE, "ActiveState")["ActiveState"] in _RUNNING
+    return services.is_running(SERVICE)
 
 
 def stop() -> bool:
