@@ -24,6 +24,7 @@ from gpu_runtime.refusal import Refused
 from gpu_selftest.check import Obstacle
 
 _PAUSE: typing.Final = 0.05  # seconds between two tries
+_WHO: typing.Final = "the self-test"
 
 
 @contextlib.contextmanager
@@ -92,7 +93,7 @@ def claim(
         if why and why.is_brief:
             # An idle runner gives way to a request that waits.
             waiter = Waiter(container, host.me(), len(ids), host.now())
-            waiter.who, waiter.named = "the self-test", ids
+            waiter.who, waiter.named = _WHO, ids
             table.waiters.append(waiter)
         if not why:
             holder = Holder("", ids, [], exclusive=True, since=host.now())
@@ -143,6 +144,28 @@ def _leave(table: Table, host: Host, container: str) -> None:
     """Remove the self-test's own request from the queue."""
     mine = container, host.me()
     table.waiters = [one for one in table.waiters if (one.container, one.call) != mine]
+
+
+@contextlib.contextmanager
+def in_line(container: str) -> collections.abc.Generator[None]:
+    """Stand in the queue for no GPU: meanwhile no idle runner takes one that is free for a moment.
+
+    A request or a job that waits is served all the same.
+
+    Args:
+        container: an id that no container has.
+    """
+    store, host = Store(str(wrapper.STORE)), Host()
+    waiter = Waiter(container, host.me(), 0, host.now())
+    waiter.who = _WHO
+    with contextlib.suppress(OSError, ValueError, Refused), store as table:
+        table.waiters.append(waiter)
+    try:
+        yield
+    finally:
+        # If this fails, the request ends with this process.
+        with contextlib.suppress(OSError, ValueError, Refused), store as table:
+            _leave(table, host, container)
 
 
 def give_back(store: Store, host: Host, container: str) -> None:

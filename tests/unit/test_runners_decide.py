@@ -138,6 +138,12 @@ def test_what_is_free_is_theirs_who_wait_already():
     assert decide(situation(one, others=(Claim(1),))) == Decision()
 
 
+def test_a_self_test_in_line_keeps_free_gpus_from_idle_runners_and_not_from_jobs():
+    line = (Claim(0),)
+    assert decide(situation(mine("one", "a"), others=line)) == Decision()
+    assert decide(situation(others=line, jobs=(job("gpu"),))) == Decision(want=Want(1))
+
+
 def test_a_job_for_two_gpus_gets_them_from_idle_runners():
     two = (mine("one", "a"), mine("two", "b"))
     wants = job(*SOME, "gpu-count-2")

@@ -308,3 +308,21 @@ def test_it_waits_for_no_runner_forever_and_leaves_the_queue(rig, monkeypatch):
     with reserve.alone(SELFTEST, IDS[:1]) as why:
         assert "is in use by" in why.text
     assert Store(str(rig.store)).read().waiters == []
+
+
+def test_in_line_it_is_seen_by_idle_runners_and_in_nobodys_way(rig):
+    with reserve.in_line("gpu-selftest-line"):
+        (seen,) = Store(str(rig.store)).read().waiters
+        assert (seen.who, seen.count) == ("the self-test", 0)
+        with reserve.alone(SELFTEST, IDS[1:]) as why:
+            assert why is None
+            assert create(rig) == 42
+        assert create(rig, "GPU_COUNT=2") == 42
+    assert Store(str(rig.store)).read().waiters == []
+
+
+def test_in_line_with_damaged_leases_spoils_no_result(rig):
+    with reserve.in_line("gpu-selftest-line"):
+        (rig.store / "leases.json").write_text("{")
+    with reserve.in_line("gpu-selftest-line"):
+        pass

@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self):
         self.looks, self.leaked, self.said = [], {}, []
-        self.held, self.most = {}, 0
+        self.held, self.most, self.line = {}, 0, ""
         self.see = lambda name, step: self.look(name)
 
     @contextlib.contextmanager
@@ -50,11 +50,18 @@ class Worker:
         finally:
             del self.held[container]
 
+    @contextlib.contextmanager
+    def in_line(self, container):
+        self.line = container
+        yield
+        self.line = ""
+
     def id(self, name):
         return name
 
     def look(self, container, exec_id="task"):
         """What a container sees: the GPU that is reserved for it, or none."""
+        assert self.line, f"an idle runner may take the GPU of {container}"
         self.looks.append(container)
         gpus = [gpu for gpu in GPUS if gpu.uuid == self.held.get(container)]
         return View(
@@ -79,10 +86,12 @@ class Worker:
 
     def disjoint(self):
         assert not self.held
+        assert self.line
         return doors.DISJOINT.result(Outcome.PASSED, "")
 
     def reclaim(self):
         assert not self.held
+        assert self.line
         return doors.RECLAIM.result(Outcome.PASSED, "")
 
     def test(self, gpus=GPUS):
@@ -96,6 +105,7 @@ class Worker:
             inspector=lambda *_: contextlib.nullcontext(self),
             allocation=lambda *_: self,
             alone=self.alone,
+            in_line=self.in_line,
         )
         return isolation.run(settings, gpus, self.said.append, site)
 

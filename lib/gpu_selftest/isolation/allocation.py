@@ -233,7 +233,7 @@ class Allocation:
         """
         table = Store(str(wrapper.STORE)).read()
         ours = {self._inspector.id(f"{check.id}-{place}") for place in (0, 1)}
-        waiting = {waiter.container for waiter in table.waiters}
+        waiting = {waiter.container for waiter in table.waiters if waiter.count}
         stuck = any(holder.stuck for holder in table.holders.values())
         return bool(waiting) and waiting <= ours and not stuck
 

@@ -40,6 +40,8 @@ CHECKS: typing.Final = doors.CHECKS
 # A container is made by one program after another, so that one check leaves the second processor
 # of a small machine idle. The worker's tasks need the other processors.
 _AT_ONCE: typing.Final = 2
+# The name of the request that is in the queue as long as the checks last.
+_IN_LINE: typing.Final = "in-line"
 
 
 @contextlib.contextmanager
@@ -75,6 +77,7 @@ class Site:
         inspector: provides what makes containers on these GPUs and looks into them.
         allocation: makes the checks in which the GPU runtime chooses the GPUs.
         alone: reserves GPUs (gpu_selftest.gpu_reservation).
+        in_line: keeps idle runners from GPUs that are free between two checks.
     """
 
     missing: collections.abc.Callable[[str], str] = containers.missing
@@ -87,6 +90,9 @@ class Site:
     alone: collections.abc.Callable[
         [str, collections.abc.Iterable[str]], contextlib.AbstractContextManager[Obstacle | None]
     ] = gpu_reservation.alone
+    in_line: collections.abc.Callable[[str], contextlib.AbstractContextManager[None]] = (
+        gpu_reservation.in_line
+    )
 
 
 def run(
@@ -102,7 +108,10 @@ def run(
             why = why or f"{wrapper.POLICY} names {', '.join(sorted(unknown))}, which is missing"
         if allowed and not why:
             tasks = site.tasks()
-            with site.inspector(settings, gpus, tasks) as inspector:
+            with (
+                site.inspector(settings, gpus, tasks) as inspector,
+                site.in_line(inspector.id(_IN_LINE)),
+            ):
                 without = doors.without(tasks)
                 return _Isolation(gpus, inspector, allowed, without, progress, site).results()
     except (ContainerError, StarvedError, Refused) as error:
