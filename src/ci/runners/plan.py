@@ -102,6 +102,7 @@ def make(
         proxies=dict(seen.proxies),
         dispatch=seen.dispatch,
         unit=state.unit,
+        engine=options.container_engines.default[0] if own.containers else "",
     )
     return CiPlan(settings, takes_jobs=True)
 
@@ -116,8 +117,8 @@ def _lacks(
     if service == github.NAME and not own.scope:
         remedy = f"juju config {application} runner-scope=<OWNER/REPOSITORY or ORGANISATION>"
         return messages.line("no-runner-service", lacks="runner-scope", remedy=remedy)
-    if own.group and "/" in own.scope:
-        return messages.line("runner-group-of-repository", **state.names)
+    if clash := _clash(own, state):
+        return messages.line(clash, **state.names)
     is_token = "api-token" in own.credential
     if not own.credential or (service != github.NAME and not is_token):
         remedy = (
@@ -128,6 +129,15 @@ def _lacks(
     if not seen.program:
         return messages.line("no-runner-program", service=name, **state.names)
     return None
+
+
+def _clash(own: RunnersOptions, state: UnitState) -> str:
+    """Return the code of what two options say that cannot be together; or empty."""
+    if own.group and "/" in own.scope:
+        return "runner-group-of-repository"
+    if own.containers and not state.options.container_engines.default:
+        return "runner-containers-without-engine"
+    return ""
 
 
 def _prefix(unit: str, model: str) -> str:
@@ -152,6 +162,8 @@ def status_of(state: UnitState, wanted: Plan, name: str, *, rests: bool) -> CiSt
     why = f"with ci-system={state.options.ci_system}"
     notes = tuple(status.relation_idle(state, *one, why) for one in seen.relations)
     lines = list[Line]()
+    if own.containers:
+        notes += (messages.line("runner-containers-trusted"),)
     if isinstance(planned(wanted), Settings):
         lines += _of_report(seen.report, own, name, state.application)
         if not seen.runs and not rests:
