@@ -194,7 +194,7 @@ def test_a_jobs_own_container_and_its_services_have_the_jobs_gpu(site):
     run = site.push(
         one=(
             GPU,
-            f"{SEES}; sleep 10",
+            f"set +e; {SEES}; sleep 10",
             {
                 "container": {"image": image, "options": "--gpus all"},
                 "services": {"db": {"image": image, "options": words, "cmd": ["600"]}},

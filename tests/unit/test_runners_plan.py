@@ -122,6 +122,15 @@ def test_trusted_jobs_have_containers_of_the_default_engine_and_status_says_so(e
     assert text.endswith("; jobs have containers, and so can become root)")
 
 
+def test_a_machine_without_runc_says_that_its_gpus_are_not_tested():
+    without = dataclasses.replace(HERE, has_runc=False)
+    ((level, text),) = said(unit(ci=without))
+    assert level == "active"
+    assert "no self-test, as this machine has no runc: sudo apt-get install runc" in text
+    ((_, text),) = said(unit({"enable_gpu": False}, ci=without, inventory=None))
+    assert "runc" not in text
+
+
 @pytest.mark.parametrize("engines", ["", "docker"])
 def test_trusted_jobs_need_an_engine_whose_default_runtime_is_ours(engines):
     found = unit({"runner_containers": "trusted", "container_engines": engines})

@@ -32,6 +32,12 @@ KINDS: typing.Final = Kinds(
         "jobs have containers, and so can become root",
     ),
     Kind(
+        "self-test-without-runc",
+        Level.ACTIVE,
+        "no self-test, as this machine has no runc",
+        "sudo apt-get install runc",
+    ),
+    Kind(
         "runner-token-refused",
         Level.BLOCKED,
         "{url} does not accept what runner-secret has",

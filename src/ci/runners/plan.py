@@ -36,6 +36,7 @@ class Found:
         relations: endpoint and application of the relations that do nothing.
         model: the id of the Juju model.
         dispatch: path of the charm's dispatch.
+        has_runc: whether the machine has a runc, by which the self-test makes containers.
         proxies: the model's.
     """
 
@@ -45,6 +46,7 @@ class Found:
     relations: tuple[tuple[str, str], ...] = ()
     model: str = ""
     dispatch: str = ""
+    has_runc: bool = True
     proxies: collections.abc.Mapping[str, str] = dataclasses.field(
         default_factory=dict[str, str], repr=False
     )
@@ -162,6 +164,8 @@ def status_of(state: UnitState, wanted: Plan, name: str, *, rests: bool) -> CiSt
     why = f"with ci-system={state.options.ci_system}"
     notes = tuple(status.relation_idle(state, *one, why) for one in seen.relations)
     lines = list[Line]()
+    if isinstance(wanted.gpu, GpuPlan) and not seen.has_runc:
+        notes += (messages.line("self-test-without-runc"),)
     if own.containers:
         notes += (messages.line("runner-containers-trusted"),)
     if isinstance(planned(wanted), Settings):

@@ -30,17 +30,17 @@ from gpu_agent import device_rules, paths
 from gpu_agent import install as app
 from gpu_agent.gpu_run import service as gpu_run
 from gpu_runtime import cgroups, proc
-from gpu_runtime.lease_table import RUNNERS
+from gpu_runtime.lease_table import RUNNER_USERS, RUNNERS
 from gpu_runtime.signals import Process
 from machine import files, process
 from machine import systemd as services
 from machine import systemd_escaping as escaping
 
 _ALL: typing.Final = RUNNERS.removeprefix("/")  # the slice of all runners
-_UNIT: typing.Final = "gpu-ci-runner-{}.service"
+_UNIT: typing.Final = RUNNER_USERS + "{}.service"
 _SLICE: typing.Final = "gpucirunner-{}.slice"
 _NAME: typing.Final = re.compile(
-    r"gpu-ci-runner-([a-z0-9]+)\.service|gpucirunner-([a-z0-9]+)\.slice"
+    rf"{RUNNER_USERS}([a-z0-9]+)\.service|gpucirunner-([a-z0-9]+)\.slice"
 )
 HOMES: typing.Final = pathlib.Path("/var/lib/gpu-ci-runners")
 """The folders of runners; each is a link to one that systemd keeps."""
