@@ -89,7 +89,7 @@ gitea admin user create --username {user} --password {password} --email a@exampl
 """
 # What jobs do. It prints JSON on a line of its own, so that it is found in a log.
 _JOB = """#!/usr/bin/python3
-import errno, json, os, pathlib, socket, subprocess, sys, time
+import errno, fcntl, json, os, pathlib, socket, subprocess, sys, time
 
 def opens(path):
     try:
@@ -113,11 +113,14 @@ def nodes():
 uuids = [one for one in os.environ.get("NVIDIA_VISIBLE_DEVICES", "").split(",") if "GPU-" in one]
 
 def claim():
-    # One process at a time can have a GPU's name.
+    # One process at a time can have a GPU: a lock ends with its process, and is the same in each
+    # namespace.
     for uuid in uuids:
-        one = socket.socket(socket.AF_UNIX)
-        one.bind("\\0" + uuid)
-        claims.append(one)
+        claims.append(open("/srv/claims/" + uuid))
+        try:
+            fcntl.flock(claims[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            sys.exit("HELD 2 TIMES")
 
 claims = []
 match sys.argv[1:]:
@@ -160,7 +163,8 @@ class Site:
         policy = json.loads(self.machine.read("/etc/gpu-ci/policy.json"))
         self.uuids = [gpu["uuid"] for gpu in policy["gpus"]]
         self.token = self._install_server()
-        self.sh("mkdir -m 755 /srv/go; mkdir -p -m 1777 /srv/said")
+        self.sh("mkdir -m 755 /srv/go /srv/claims; mkdir -p -m 1777 /srv/said")
+        self.sh(f"cd /srv/claims; touch {' '.join(self.uuids)}")
         self.machine.write("/srv/job", _JOB, mode=0o755)
         self.machine.write(f"/etc/systemd/system/{DAEMON}.service", _UNIT)
         self.sh(f"systemctl daemon-reload; systemctl start {GITEA}")

@@ -3,15 +3,14 @@
 """Containers in jobs of runners, by Debian's Docker under a real systemd."""
 
 import json
-import pathlib
 import re
 import shlex
 
 import pytest
 
 from ci.runners.settings import Limits
-from tests import fakes
-from tests.functional import engine_machine, runners_machine, selftest_machine, test_engines_unit
+from tests.functional import engine_machine, runners_engines, runners_machine, selftest_machine
+from tests.functional.runners_engines import BOX
 from tests.functional.runners_machine import ANY, GPU, LATER
 
 pytestmark = [
@@ -19,36 +18,10 @@ pytestmark = [
     pytest.mark.skipif(not engine_machine.HAS_ENGINES, reason="there is no dockerd"),
 ]
 
-# As a hook does it.
-REGISTER = """
-from gpu_agent.engines import registry
-from gpu_agent.engines.engine import EnginesPlan
-from gpu_agent.gpu.vendors import detect
-from gpu_agent.runtime import install
-from gpu_agent.runtime.settings import GpuPlan
-runtime = "/usr/bin/nvidia-container-runtime"
-install.apply(GpuPlan(detect.detect().gpus, nvidia_runtime=runtime, wait_timeout=60))
-registry.ensure(EnginesPlan(("docker",), default=("docker",)))
-"""
-
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory):
-    images = tmp_path_factory.mktemp("images")
-    engine_machine.write_image(images / "box.tar", "lab.test/box:latest", ())
-    more = {"/srv/engines": engine_machine.ENGINES, "/srv/images": images}
-    with runners_machine.started("containers", more) as site:
-        standin = pathlib.Path(fakes.STANDIN_RUNTIME).name
-        site.sh(
-            f"install -m 755 /srv/fakes/{standin} /usr/bin/nvidia-container-runtime; "
-            # Docker takes --gpus only where it finds this.
-            "ln -s /bin/false /usr/bin/nvidia-container-runtime-hook; "
-            "mkdir -p /opt/gpu-ci/app; ln -s /srv/charm /opt/gpu-ci/app/current"
-        )
-        site.sh(test_engines_unit.INSTALL)
-        site.box.host.run(REGISTER)
-        site.sh("docker load -i /srv/images/box.tar")
-        site.configure(engine="docker")
+def up():
+    with runners_engines.started("containers") as site:
         yield site
 
 
@@ -65,7 +38,6 @@ SEES = (
     "for f in /n$n /dev/nvidia$n; do cat $f 2>&1; done; done; env"
 )
 RUN = "docker run --network none"
-BOX = "lab.test/box"
 
 
 def look(*options):

@@ -1,6 +1,6 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""A hundred jobs of Gitea and gpu-run commands on two GPUs, while programs are killed.
+"""A hundred jobs of Gitea, gpu-run, podman and Docker on two GPUs, while programs are killed.
 
 Run by `make soak`. With GPUCI_GITEA and GPUCI_GITEA_RUNNER the server and its runner are real.
 """
@@ -13,10 +13,14 @@ import time
 import pytest
 
 from ci.runners.settings import Limits
-from tests.functional import runners_machine, selftest_machine
+from tests.functional import engine_machine, runners_engines, selftest_machine
+from tests.functional.runners_engines import BOX
 from tests.functional.runners_machine import ANY, DAEMON, GITEA, GPU
 
-pytestmark = selftest_machine.NEEDS
+pytestmark = [
+    *selftest_machine.NEEDS,
+    pytest.mark.skipif(not engine_machine.HAS_ENGINES, reason="there is no podman and no dockerd"),
+]
 if "GPUCI_SOAK" not in os.environ:
     pytest.skip("several minutes: make soak", allow_module_level=True)
 
@@ -24,6 +28,21 @@ BOTH = ("gpu-count-2",)
 # In seconds.
 LONGEST, PAUSE = 1500, 4.0
 CLAIM = "/srv/job claim 2"
+TWICE = "HELD 2 TIMES"
+# The same in a container. A log also shows the command, which is not to look like its output.
+_CLAIM = (
+    """for one in $(echo "$GPU_CI_DEVICES" | busybox grep -o 'GPU-[0-9a-f-]*'); do """
+    "exec 9</srv/claims/$one; busybox flock -n 9 || echo HELD $((1 + 1)) TIMES; done; sleep 2"
+)
+RUN = (
+    f"run --rm --network none -v /srv/claims:/srv/claims:ro {{}} {BOX} sh -c {shlex.quote(_CLAIM)}"
+)
+CONTAINER = f"docker {RUN.format('--gpus all')}"
+PEOPLE = {
+    "alice": f"gpu-run -- {CLAIM}",
+    "docker": f"docker {RUN.format('--gpus 1')}",
+    "podman": f"podman {RUN.format('-e GPU_COUNT=1')}",
+}
 FULL = "head -c 200M /dev/zero >filler; sleep 60"
 
 
@@ -31,11 +50,11 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
     seed = int(os.environ.get("GPUCI_STORM_SEED") or time.time())
     print(f"GPUCI_STORM_SEED={seed}")
     chance = random.Random(seed)
-    with runners_machine.started("storm") as site:
-        site.configure(limits=Limits(disk=100))
+    with runners_engines.started("storm", limits=Limits(disk=100)) as site:
         site.wait(site.is_ready)
         jobs = {"many": (GPU, CLAIM, {"strategy": {"matrix": {"n": [*range(50)]}}})}
-        jobs |= {f"one{n}": (GPU, CLAIM) for n in range(20)}
+        jobs |= {f"one{n}": (GPU, CLAIM) for n in range(10)}
+        jobs |= {f"box{n}": (GPU, CONTAINER) for n in range(10)}
         jobs |= {f"two{n}": (BOTH, CLAIM) for n in range(10)}
         jobs |= {f"cpu{n}": (ANY, "sleep 0.5") for n in range(15)}
         # A disk that is full is its job's own trouble.
@@ -43,11 +62,14 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
         late = site.push(late=(BOTH, CLAIM))
         run = site.push(**jobs)
         site.cancel(late)
-        loop = f"for n in $(seq 30); do gpu-run -- {CLAIM}; done; echo ended"
-        site.sh(
-            "systemd-run --quiet --unit=test-alice -p StandardOutput=file:/srv/said/alice "
-            + shlex.join(site.box.command("alice", "sh", "-c", loop))
-        )
+        for name, command in PEOPLE.items():
+            loop = f"for n in $(seq 20); do {command}; done; echo ended"
+            words = ["sh", "-c", loop]
+            site.sh(
+                f"systemd-run --quiet --unit=test-{name} -p StandardOutput=file:/srv/said/{name} "
+                f"-p StandardError=file:/srv/said/{name} "
+                + shlex.join(site.box.command("alice", *words) if name == "alice" else words)
+            )
         kills = {
             "daemon": lambda: site.sh(
                 f"systemctl kill -s KILL {DAEMON}; systemctl restart {DAEMON}"
@@ -55,6 +77,7 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
             "runner": lambda: kill(site, chance, "MainPID"),
             "unit": lambda: kill(site, chance, ""),
             "server": lambda: site.sh(f"systemctl restart {GITEA}"),
+            "container": lambda: site.sh("docker kill $(docker ps -q | shuf -n 1); true"),
         }
         began, killed = time.monotonic(), 0
         while not is_over(site, run) and time.monotonic() - began < LONGEST:
@@ -71,11 +94,14 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
         assert killed >= 10
         assert len(states) - states.count("success") <= killed + 1
         for job in site.jobs(run):
-            assert "Address already in use" not in "\n".join(site.log(run, job)), job
-        site.wait(lambda: "ended" in site.box.said("alice"), 300)
+            assert TWICE not in "\n".join(site.log(run, job)), job
+        for name in PEOPLE:
+            site.wait(lambda name=name: "ended" in site.box.said(name), 900)
+            assert TWICE not in site.box.said(name)
         site.settle()
         site.wait(site.is_ready, 300)
         assert sorted(held(site)) == sorted(site.uuids)
+        assert site.see("docker ps -aq; docker network ls -q --filter type=custom") == ""
 
 
 def held(site):
