@@ -168,6 +168,13 @@ def test_it_is_told_which_program_knows_the_names_of_jobs(systemd):
     assert told().job_names == ()
 
 
+def test_it_is_told_where_the_figures_of_the_ci_system_are(systemd):
+    ensure(gpu_unit(agent=AgentView(figures="/run/ci/figures.json")))
+    assert told().ci_figures == "/run/ci/figures.json"
+    ensure(gpu_unit())
+    assert told().ci_figures == ""
+
+
 @pytest.mark.parametrize(
     "option", ["gpu-health", "quarantine-limit-percent", "gpu-device-ids", "job-log"]
 )

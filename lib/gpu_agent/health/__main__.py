@@ -27,7 +27,7 @@ from gpu_agent.model.observations import Holding, Moment, Seen
 from gpu_agent.reporting.joblog.build_info import Naming
 from gpu_agent.reporting.joblog.job_log import JobLog
 from gpu_agent.reporting.metrics import server as serving
-from gpu_agent.reporting.metrics.collector import Metrics
+from gpu_agent.reporting.metrics.collector import Ci, Metrics
 from gpu_agent.reporting.receipts import lease_journal as journal
 from gpu_agent.reporting.receipts.ledger import Ledger
 from machine import files
@@ -152,7 +152,8 @@ def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> li
     if not found.metrics_port:
         return []
     version = pathlib.Path(__file__).resolve().parents[3].name
-    metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, naming)
+    ci = Ci(naming, pathlib.Path(found.ci_figures) if found.ci_figures else None)
+    metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, ci)
     server = serving.serve(found.metrics_port, metrics.text)
     if server:
         stack.callback(server.close)

@@ -48,6 +48,7 @@ class Settings:
         poll_seconds: seconds between two polls of the GPUs.
         job_names: the CI system's program that tells which jobs containers belong to: arguments
             of Python; empty: jobs have no names.
+        ci_figures: path of the CI system's figures for metrics; empty: it has none.
     """
 
     unit: str
@@ -67,6 +68,7 @@ class Settings:
     recovery: str = "none"
     poll_seconds: float = 15.0
     job_names: tuple[str, ...] = ()
+    ci_figures: str = ""
 
 
 def as_text(settings: Settings) -> str:

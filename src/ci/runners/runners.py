@@ -12,7 +12,7 @@ from ci.runners.daemon import retire
 from ci.runners.jobs import Jobs
 from ci.runners.options import Download, RunnersOptions, chosen
 from ci.runners.plan import Pinned
-from ci.runners.settings import Settings
+from ci.runners.settings import FIGURES, Settings
 from ci.system import CiSystem, Place, Remains, Remove, Say, Step
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime.settings import GpuPlan
@@ -163,6 +163,7 @@ class Runners:
         return AgentView(
             service=daemon_unit.SERVICE,
             job_names=("-m", "ci.runners.jobs"),
+            figures=str(FIGURES),
             disks=("/var/lib",),
         )
 
