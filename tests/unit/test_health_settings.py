@@ -22,6 +22,7 @@ FULL = Settings(
     driver="580.95.05",
     unavailable_folders=("/run/cordons", "/var/lib/quarantine"),
     job_names=("-S", "-m", "ci.names"),
+    log_reader="Reader",
     ci_figures="/run/ci/figures.json",
 )
 
@@ -70,11 +71,11 @@ def test_what_is_none_is_refused(text):
 
 def test_the_file_of_the_revision_before_is_read():
     found = json.loads(settings.as_text(FULL))
-    del found["job_names"], found["ci_figures"]
+    del found["job_names"], found["log_reader"], found["ci_figures"]
     found["cordons"] = found.pop("unavailable_folders")
     found["quarantine"] = "/var/lib/gpu-ci/quarantine"
     assert settings.parse(json.dumps(found)) == dataclasses.replace(
-        FULL, job_names=(), ci_figures=""
+        FULL, job_names=(), log_reader="", ci_figures=""
     )
 
 

@@ -168,11 +168,11 @@ def test_it_is_told_which_program_knows_the_names_of_jobs(systemd):
     assert told().job_names == ()
 
 
-def test_it_is_told_where_the_figures_of_the_ci_system_are(systemd):
-    ensure(gpu_unit(agent=AgentView(figures="/run/ci/figures.json")))
-    assert told().ci_figures == "/run/ci/figures.json"
+def test_it_is_told_where_the_figures_are_and_which_program_has_a_jobs_log(systemd):
+    ensure(gpu_unit(agent=AgentView(figures="/run/ci/figures.json", log_reader="Reader")))
+    assert (told().ci_figures, told().log_reader) == ("/run/ci/figures.json", "Reader")
     ensure(gpu_unit())
-    assert told().ci_figures == ""
+    assert (told().ci_figures, told().log_reader) == ("", "")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 
 import collections.abc
 import contextlib
+import functools
 import logging
 import pathlib
 import sys
@@ -24,8 +25,10 @@ from gpu_agent.health.settings import Settings
 from gpu_agent.health.sources import Sources
 from gpu_agent.model.decisions import Decision, Tell
 from gpu_agent.model.observations import Holding, Moment, Seen
+from gpu_agent.reporting.joblog import step_stderr
 from gpu_agent.reporting.joblog.build_info import Naming
 from gpu_agent.reporting.joblog.job_log import JobLog
+from gpu_agent.reporting.joblog.step_stderr import Pen
 from gpu_agent.reporting.metrics import server as serving
 from gpu_agent.reporting.metrics.collector import Ci, Metrics
 from gpu_agent.reporting.receipts import lease_journal as journal
@@ -136,7 +139,8 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     waker = Waker(found.unit, settings.RUN / UNTOLD) if found.unit else NoCharm()
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
-    naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused)
+    pen = Pen(functools.partial(step_stderr.say, reader=found.log_reader))
+    naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused, pen=pen)
     stack.callback(naming.close)
     # Before the waker, which then wakes in the same turn.
     freed = [Freed(found.recovery, waker.want)] if found.unit else []

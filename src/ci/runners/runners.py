@@ -87,14 +87,18 @@ class Kind:
     Attributes:
         options: its options, with its name in settings.
         shown: its name for people.
+        log_reader: the name of the program that starts a job's steps and reads what they write;
+            empty: the runner's program itself.
     """
 
     options: CiOptions
     shown: str
+    log_reader: str = ""
 
 
 GITEA: typing.Final = Kind(options.GITEA, "Gitea")
-GITHUB: typing.Final = Kind(options.GITHUB, "GitHub")
+# GitHub's Runner.Listener starts another program for its job (JobDispatcher.cs).
+GITHUB: typing.Final = Kind(options.GITHUB, "GitHub", "Runner.Worker")
 
 
 def gitea_runners(charm: juju.Charm, say: Say, records: Records) -> CiSystem:
@@ -163,6 +167,7 @@ class Runners:
         return AgentView(
             service=daemon_unit.SERVICE,
             job_names=("-m", "ci.runners.jobs"),
+            log_reader=self._kind.log_reader,
             figures=str(FIGURES),
             disks=("/var/lib",),
         )
