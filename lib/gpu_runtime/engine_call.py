@@ -173,7 +173,10 @@ class _Made:
 def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decision) -> str:
     store, host = Store(paths.store), Host()
     policies_now = _policies(paths, _PATIENCE.get(made.facts.engine))
-    grant = broker.acquire(store, host, policies_now, request, decision, told=engine_client.check)
+    grant = broker.lend(store, host, next(policies_now), request, decision)
+    if grant is None:
+        told = engine_client.check
+        grant = broker.acquire(store, host, policies_now, request, decision, told=told)
     journal.intruders(paths.log, host.intruders, grant.ids)
     try:
         policy = next(policies_now)

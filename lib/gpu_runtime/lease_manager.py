@@ -4,12 +4,22 @@
 
 from __future__ import annotations
 
+from gpu_runtime import cgroups
 from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Record, Store
-from gpu_runtime.lease_table import NOUNS, STEP, Holder, Table, Waiter, readable
+from gpu_runtime.lease_table import (
+    NOUNS,
+    RUNNER,
+    RUNNERS,
+    STEP,
+    Holder,
+    Table,
+    Waiter,
+    readable,
+)
 from gpu_runtime.policy import Device, Policy
 from gpu_runtime.refusal import Refused, again
 from gpu_runtime.unavailable import UNFIT, Unavailable
@@ -179,11 +189,17 @@ def _tell(
         raise
 
 
-def give_back(store: Store, host: Host, container: str) -> bool:
+def give_back(store: Store, host: Host, container: str, *, force: bool = False) -> bool:
     """End a lease whose holder no longer uses its devices, and remove its record.
 
     This is optional: the next request for the devices ends such a lease too. It saves that request
     the time, and the time that a gpu-run command may take to start.
+
+    Args:
+        store: the store of leases.
+        host: the processes of this machine.
+        container: the holder.
+        force: whether to end a holder that uses its devices, with its processes.
 
     Returns:
         Whether the lease is over; False if it is still in use or cannot be ended.
@@ -194,7 +210,7 @@ def give_back(store: Store, host: Host, container: str) -> bool:
     """
 
     def is_over(table: Table) -> bool:
-        if container in table.holders and not leases.release(table, container, host):
+        if container in table.holders and not leases.release(table, container, host, force=force):
             return False
         store.forget(container)
         return True
@@ -220,6 +236,61 @@ def undo(store: Store, host: Host, request: Request) -> None:
         pass
 
 
+def lend(
+    store: Store, host: Host, policy: Policy, request: Request, decision: Decision
+) -> Grant | None:
+    """Give a container of a runner's job devices of that job; None if it is no job's container.
+
+    It is a job's if its control group lies in that of the job's runner. The container gets no
+    lease: job and container use the devices together, and the lease ends with both.
+
+    Raises:
+        Refused: the job has not that many devices, or not those that the request names.
+        OSError, ValueError: the store or the control groups cannot be read.
+    """
+    group = host.planned_cgroup(request.container, request.cgroups_path)
+    if not cgroups.is_below(group, RUNNERS):
+        return None
+    with store as table:
+        lender, holder = _lender(table, host, group)
+        has = [device for device in policy.devices if holder and device.id in holder.gpus]
+        usable = [device for device in has if device.id not in request.unfit]
+        if request.named:
+            chosen = [device for device in usable if device.id in request.named]
+        else:
+            chosen = usable[: decision.asked]
+        count = len(request.named) or max(1, decision.asked or 0)
+        if len(chosen) < count:
+            raise _not_in_job(has, request, count)
+        grant = Grant(policy, chosen, request.kind)
+        store.put(request.container, request.bundle, grant, lender=lender)
+    decision.granted = grant.ids
+    return grant
+
+
+def _lender(table: Table, host: Host, group: str) -> tuple[str, Holder | None]:
+    """Return the runner in whose control group a container lies; none: it has no device."""
+    for name, holder in table.holders.items():
+        is_its = holder.kind == RUNNER and cgroups.is_below(group, holder.cgroup)
+        if is_its and not leases.is_handed_over(holder, host):
+            return name, holder
+    return "", None
+
+
+def _not_in_job(has: list[Device], request: Request, count: int) -> Refused:
+    from gpu_runtime import queue_messages  # noqa: PLC0415
+
+    unfit = [request.unfit[device.id] for device in has if device.id in request.unfit]
+    its = ", ".join(f"GPU {device.index}" for device in has) or "none"
+    why = f", and {'; '.join(unfit)}" if unfit else ""
+    wanted = " and ".join(request.named)[:200] or queue_messages.gpus(count)
+    return Refused(
+        "not-in-job",
+        f"this container requests {wanted}, and has only what its job has: {its}{why}. Request "
+        "no more than that, or more GPUs for the job by its labels, such as gpu-count-2",
+    )
+
+
 def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Decision) -> Record:
     """Lease a container's devices again, for a process that starts in it.
 
@@ -238,6 +309,11 @@ def resume(store: Store, host: Host, policy: Callable[[], Policy], decision: Dec
         return record
 
     def take(table: Table) -> None:
+        if record.lender:
+            lender = table.holders.get(record.lender)
+            if lender is None or leases.is_handed_over(lender, host):
+                raise _ended()
+            return
         holder = table.holders.get(decision.container)
         if holder and leases.is_handed_over(holder, host):
             raise Refused(
@@ -408,15 +484,19 @@ def _holder(policy: Policy, host: Host, bundle: str, ids: list[str]) -> Holder:
     return holder
 
 
+def _ended() -> Refused:
+    return Refused(
+        "container-ended",
+        "this container has ended, and its lease with it. Start the container again",
+    )
+
+
 def _acquire_again(
     table: Table, host: Host, policy: Policy, record: Record, container: str
 ) -> Holder:
     if record.holder and record.holder.kind != STEP:
         # A container of an engine has its devices as long as it lives.
-        raise Refused(
-            "container-ended",
-            "this container has ended, and its lease with it. Start the container again",
-        )
+        raise _ended()
     allowed = [device.id for device in policy.devices]
     unavailable = policy.unavailable(container)
     for name in record.gpus:

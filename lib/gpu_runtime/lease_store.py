@@ -5,8 +5,9 @@
 `leases.json` is the table of holders and waiting requests (lease_table.Table). One flock on the
 folder guards every decision. `containers/<id>.json` is the record of a container, as long as its
 bundle exists. It has the grant for processes in the container: {"bundle", "environment": {name:
-value}, "groups": [gid], "gpus": [id]}; and in "holder" the lease as granted, from which a lost
-table is rebuilt. The shell scripts `runc` and `gpu-ci` test for that file, so they know its name.
+value}, "groups": [gid], "gpus": [id]}. In "holder" it has the lease as granted, from which a lost
+table is rebuilt, or in "lender" the runner whose devices it uses. The shell scripts `runc` and
+`gpu-ci` test for that file, so they know its name.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ class Record:
         groups: the additional groups.
         gpus: the ids of the devices that the container was granted; empty: none.
         holder: the lease as it was granted; None: it has none.
+        lender: the name of the holder whose devices it uses; empty: its devices are its own.
     """
 
-    __slots__ = ("bundle", "environment", "gpus", "groups", "holder")
+    __slots__ = ("bundle", "environment", "gpus", "groups", "holder", "lender")
 
     def __init__(self, container: str, found: dict[str, object]) -> None:
         """Read the record of a container.
@@ -64,12 +66,13 @@ class Record:
         self.gpus = [text(name) for name in items(found.get("gpus"))]
         if not self.environment:
             raise ValueError("it has no environment")
+        self.lender = text(found.get("lender"))
         holder = table(found.get("holder"))
         self.holder = Holder.parse(container, holder) if holder else self._of_old()
 
     def _of_old(self) -> Holder | None:
         """Return the lease that an earlier version granted, which wrote less into its records."""
-        if not self.gpus:
+        if not self.gpus or self.lender:
             return None
         return Holder(self.bundle, self.gpus, [], exclusive=False, since=0)
 
@@ -143,8 +146,15 @@ class Store:
                 "operator can remove that file; it is rebuilt from the containers that run",
             ) from error
 
-    def put(self, container: str, bundle: str, grant: Grant, holder: Holder | None = None) -> None:
-        """Write the record of `container`: the grant for its processes, and its lease.
+    def put(
+        self,
+        container: str,
+        bundle: str,
+        grant: Grant,
+        holder: Holder | None = None,
+        lender: str = "",
+    ) -> None:
+        """Write the record of `container`: the grant for its processes, and its lease or lender.
 
         Raises:
             OSError: it cannot be written.
@@ -157,6 +167,7 @@ class Store:
             "groups": grant.groups,
             "gpus": grant.ids,
             "holder": holder and holder.as_json(),
+            "lender": lender,
         }
         replace(self._record_path(container), record)
 
@@ -235,6 +246,8 @@ class Store:
         A gpu-run command has no bundle, and an engine keeps bundles where it likes. Their records
         end with their leases, which can be checked only under the lock.
         """
+        if record.lender:
+            return self._lock >= 0 and record.lender not in self._leases.holders
         if record.holder and record.holder.kind != STEP:
             return self._lock >= 0 and name not in self._leases.holders
         return not self._files.exists(record.bundle)

@@ -28,6 +28,11 @@ KINDS = (STEP, CONTAINER, *UNITS)
 NOUNS = {STEP: "task", CONTAINER: "container", JOB: "gpu-run command", RUNNER: "runner"}
 """The name of each kind in messages to users."""
 
+RUNNERS = "/gpucirunner.slice"
+"""The control group of all runners; each has one below it, with the containers of its job."""
+RUNNER_USERS = "gpu-ci-runner-"
+"""Begins the names of runners' units, and so of the users that systemd makes for them."""
+
 _LONGEST_WHO = 80  # characters
 _IDLE_RUNNER = "idle runner "
 

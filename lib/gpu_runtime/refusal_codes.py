@@ -37,6 +37,7 @@ CODES = {
     "internal-error": "The GPU runtime or gpu-run has a bug.",
     "lease-table-damaged": "The table of leases is damaged.",
     "not-confined": "The GPUs were granted, but other GPUs are not blocked.",
+    "not-in-job": "A container of a runner's job requests GPUs that the job has not.",
     "path-reserved": "The step uses a path that the CI system reserves.",
     "policy-unreadable": "The GPU policy file is unreadable.",
     "privileged-not-allowed": "Privileged tasks and containers do not get GPUs on the worker.",

@@ -377,11 +377,11 @@ def name_on_server(unit):
 
 
 @contextlib.contextmanager
-def started(name):
+def started(name, more=()):
     """A Site whose daemon runs."""
-    more = {}
+    more = dict(more)
     if IS_REAL:
-        more = {
+        more |= {
             "/srv/gitea": pathlib.Path(SERVER).parent,
             "/srv/gitea-runner": pathlib.Path(RUNNER).parent,
         }

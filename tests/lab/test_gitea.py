@@ -37,7 +37,10 @@ RUNNERS = {
 }
 # A job that runs until its file is there.
 WAITS = "echo begun; until [ -e /srv/go/{0} ]; do sleep 0.1; done; echo whole"
-SEES = "for n in /dev/nvidia[0-9]; do cat $n 2>&1 | sed 's/^/SEES /' || true; done; env"
+SEES = (
+    "for n in /dev/nvidia[0-9]; do cat $n 2>&1 | sed 's/^/SEES /' || true; done; env; "
+    "curl -s http://127.0.0.1:335/metrics || echo REFUSED $?"
+)
 
 
 class Forge(Site):
@@ -174,6 +177,9 @@ def test_a_job_has_its_gpu_and_is_known_by_name(ready):
     assert log.count("No such device or address") == 1
     assert log.count("Operation not permitted") == 1
     assert TOKEN not in log
+    # Metrics name other people's jobs: root gets them, and the job an end without an answer.
+    assert "gpuci_gpu_answers" in ready.sh("curl -s http://127.0.0.1:335/metrics")
+    assert "REFUSED 52" in log or "REFUSED 56" in log
     homes = "find /var/lib/private/gpu-ci-runners -mindepth 1 -maxdepth 1 | wc -l"
     ready.wait(lambda: ready.sh(homes).strip() == "2")
     assert "cannot be" not in ready.sh("journalctl -o cat -u gpu-ci-runners")

@@ -13,7 +13,16 @@ from gpu_runtime import lease_scheduler as leases
 from gpu_runtime.decision_log import Decision
 from gpu_runtime.grant import Grant
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import CONTAINER, JOB, NOUNS, Holder, Table, names_container, readable
+from gpu_runtime.lease_table import (
+    CONTAINER,
+    JOB,
+    NOUNS,
+    RUNNER,
+    Holder,
+    Table,
+    names_container,
+    readable,
+)
 from gpu_runtime.policy import Policy
 from gpu_runtime.queue_messages import Place
 from tests.unit.grants import NVIDIA, content
@@ -383,3 +392,90 @@ def test_what_a_release_before_this_one_wrote_is_a_step(shelf):
         if key not in ("kind", "who", "pid_file")
     }
     assert Holder.parse("x", json.loads(json.dumps(found))).as_json() == holder.as_json()
+
+
+SLICE = "gpucirunner-a1.slice"
+INSIDE = f"/gpucirunner.slice/{SLICE}/docker-train.scope"
+
+
+def runner(shelf, machine, name=SLICE, count=1):
+    machine.users.add(name)
+    asked = broker.Request(name, "", f"/gpucirunner.slice/{name}")
+    asked.kind, decision = RUNNER, Decision(name)
+    decision.asked = count
+    broker.acquire(shelf, machine, iter(policy, None), asked, decision)
+
+
+def lend(shelf, machine, count: int | None = 1, group=INSIDE, **request):
+    asked, decision = broker.Request("train", "/bundle", group), Decision("train")
+    asked.kind = CONTAINER
+    for key, value in request.items():
+        setattr(asked, key, value)
+    decision.asked = len(asked.named) or count
+    return broker.lend(shelf, machine, policy(), asked, decision)
+
+
+@pytest.mark.parametrize("group", ["/x/train", "/gpucirunner.slicer/train", "/system.slice/train"])
+def test_a_container_that_is_no_jobs_is_lent_nothing(shelf, group):
+    machine = Machine()
+    runner(shelf, machine)
+    assert lend(shelf, machine, group=group) is None
+    assert not shelf.has("train")
+
+
+def test_a_container_of_a_job_shares_the_jobs_lease(shelf):
+    machine = Machine()
+    runner(shelf, machine, "gpucirunner-b2.slice")
+    runner(shelf, machine)
+    for asked in ({"count": 1}, {"count": None}, {"named": IDS[1:]}):
+        assert lend(shelf, machine, **asked).ids == IDS[1:]
+    assert len(shelf.read().holders) == 2
+    record = broker.resume(shelf, machine, policy, Decision("train"))
+    assert (record.gpus, record.lender) == (IDS[1:], SLICE)
+    assert "train" not in shelf.read().holders
+
+
+@pytest.mark.parametrize("asked", [{"count": 2}, {"named": IDS[:1]}, {"named": IDS}])
+def test_a_container_gets_no_more_than_its_job_has(shelf, asked):
+    machine = Machine()
+    runner(shelf, machine, "gpucirunner-b2.slice")
+    runner(shelf, machine)
+    with refuses("not-in-job") as caught:
+        lend(shelf, machine, **asked)
+    assert "only what its job has: GPU 1. Request" in str(caught.value)
+    assert not shelf.has("train")
+
+
+def test_a_container_of_a_job_without_a_gpu_or_that_is_over_gets_none(shelf):
+    machine = Machine()
+    with refuses("not-in-job") as caught:
+        lend(shelf, machine, count=None)
+    assert "only what its job has: none" in str(caught.value)
+    runner(shelf, machine)
+    with shelf as table:
+        table.holders[SLICE].handing = machine.me(), machine.clock
+    with refuses("not-in-job") as caught:
+        lend(shelf, machine)
+    assert "none" in str(caught.value)
+
+
+def test_a_container_is_not_lent_what_its_image_cannot_use(shelf):
+    machine = Machine()
+    runner(shelf, machine)
+    with refuses("not-in-job") as caught:
+        lend(shelf, machine, unfit={IDS[0]: "GPU 0 is too old"})
+    assert "GPU 0, and GPU 0 is too old" in str(caught.value)
+
+
+def test_what_was_lent_ends_with_the_lease_and_is_nobodys_lease(shelf):
+    machine = Machine()
+    runner(shelf, machine)
+    lend(shelf, machine)
+    os.unlink(f"{shelf.folder}/leases.json")
+    assert [*shelf.read().holders] == [SLICE], "rebuilt"
+    assert broker.give_back(shelf, machine, SLICE, force=True)
+    with refuses("container-ended"):
+        broker.resume(shelf, machine, policy, Decision("train"))
+    with shelf:
+        shelf.put("other", "/", Grant(NVIDIA, []))
+    assert not shelf.has("train")

@@ -109,6 +109,7 @@ def test_the_files_of_a_store_and_their_modes(folder, leases):
         "groups": [],
         "gpus": IDS[:1],
         "holder": Holder("/b", IDS[:1], [(1, 2)], exclusive=True, since=1).as_json(),
+        "lender": "",
     }
 
 

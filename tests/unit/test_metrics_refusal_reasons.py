@@ -87,13 +87,13 @@ def test_sessions_are_refused_too(log):
 
 
 def test_each_refusal_of_a_step_has_a_name():
-    """Refusals of engines' containers are not counted, and a step cannot name a GPU."""
+    """Refusals of engines' containers are not counted. A step names no GPU, and has no lender."""
     paths = (ROOT / "lib/gpu_runtime").glob("*.py")
     made = [made_in(path) for path in paths if not path.name.startswith("engine")]
     codes = {code for places in made for found in places.values() for code in found}
     assert len(codes) > 15
     nameless = {code for code in codes if refusals.reason(code) == "other"}
-    assert nameless == {"gpu-unavailable", "gpu-not-offered"}
+    assert nameless == {"gpu-unavailable", "gpu-not-offered", "not-in-job"}
 
 
 def test_names_stand_for_codes_of_the_table_and_each_code_has_one():

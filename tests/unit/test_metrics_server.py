@@ -53,6 +53,23 @@ def test_metrics(server):
     assert get(server, "/metrics?x=1")[0] == 200
 
 
+def test_a_job_of_a_runner_is_not_served_and_others_are(tmp_path):
+    server = serving.Server(0, lambda: "gpuci_gpus 2\n", users=tmp_path)
+    with contextlib.closing(server):
+        name = tmp_path / str(os.getuid())
+        name.write_text("grafana-agent")
+        assert get(server)[0] == 200
+        name.write_text("gpu-ci-runner-6b39f6622cc1")
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            get(server)
+        name.unlink()
+        name.mkdir()
+        with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
+            get(server)
+        name.rmdir()
+        assert get(server)[0] == 200
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

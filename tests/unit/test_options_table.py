@@ -147,6 +147,7 @@ BAD = {
     "runner-group": "gpu\tgroup",
     "runners": 257,
     "runner-limits": "memory=16",
+    "runner-containers": "docker",
     "runner-download": "https://dl.example.com/runner",
 }
 # The CI system that reads an option; the first one reads those of the charm.

@@ -32,7 +32,7 @@ class World:
 
     def __init__(self):
         self.time = 1000.0
-        self.units, self.left, self.cleared = {}, set(), []
+        self.units, self.left, self.cleared, self.unclear = {}, set(), [], ""
         self.free, self.others, self.reserved, self.waits = ["a", "b"], (), {}, None
         self.remotes, self.jobs, self.fault, self.disabled = {}, [], None, []
         self.sick, self.open, self.broken, self.busy = {}, (), "", set()
@@ -94,6 +94,7 @@ class Unit:
 
     def __init__(self, world, name):
         self.world, self.name, self.unit = world, name, f"gpu-ci-runner-{name}.service"
+        self.slice = f"gpucirunner-{name}.slice"
         self.group, self.home, self.files = "", f"/var/lib/{name}", f"/run/{name}"
         self.written, self.count, self.used, self.asked, self.ended = "", 1, 0, 0, 0
 
@@ -103,8 +104,8 @@ class Unit:
         fault = next((self.world.sick[gpu] for gpu in gpus if gpu in self.world.sick), "")
         return Checked(fault, self.world.open)
 
-    def begin(self, command, secret, environment, nodes, limits):
-        self.began = (command, dict(secret), dict(environment), nodes, limits)
+    def begin(self, command, secret, environment, allowed):
+        self.began = (command, dict(secret), dict(environment), allowed)
         self.world.units[self.name] = self
 
     def log(self):
@@ -129,6 +130,8 @@ class Unit:
 
     def clear(self):
         self.world.cleared.append(self.name)
+        if self.world.unclear:
+            raise OSError(self.world.unclear)
         self.world.left.discard(self.name)
 
     def take_job(self):
@@ -225,13 +228,21 @@ def test_each_free_gpu_gets_a_runner_that_is_registered_for_it(world):
     assert sorted(runner.gpus for runner in one.runners.values()) == [("a",), ("b",)]
     assert {*world.remotes} == {f"{SETTINGS.prefix}-{name}" for name in world.units}
     unit = by_gpu(one, "a").unit
-    command, secret, environment, nodes, _ = unit.began
-    assert (command, secret, nodes) == (
+    command, secret, environment, allowed = unit.began
+    assert (command, secret, allowed.nodes) == (
         ("/opt/runner", "daemon"), {"runner": "s3cret"}, ["/dev/a"],
     )  # fmt: skip
     assert environment == {"GPU_COUNT": "1"}
     turn(world, one, 5)
     assert world.calls.count("register") == 2
+
+
+def test_a_job_with_containers_finds_its_engine_and_the_runtime_is_not_its_choice(world):
+    one = keeper(world, engine="docker")
+    turn(world, one)
+    _, _, environment, allowed = by_gpu(one, "a").unit.began
+    assert environment["DOCKER_HOST"] == "unix:///run/gpu-ci-engine/docker.sock"
+    assert (allowed.engine, allowed.runtime) == ("docker", "gpu-ci")
 
 
 def test_a_gpu_that_its_user_cannot_use_gets_no_runner_and_is_tried_again(world):
@@ -472,8 +483,28 @@ def test_runners_with_other_settings_are_replaced_and_jobs_are_not(world):
     for _ in range(6):
         turn(world, again, 1)
     assert by_gpu(again, "a").unit.name not in old
-    assert by_gpu(again, "a").unit.began[-1] == Limits(memory=4096)
+    assert by_gpu(again, "a").unit.began[-1].limits == Limits(memory=4096)
     assert by_gpu(again, "b").unit.name in old
+
+
+def test_what_cannot_be_cleared_keeps_no_gpu_and_is_tried_again_with_one_message(world, caplog):
+    """As where the container engine does not answer."""
+    one = keeper(world)
+    turn(world, one)
+    runner = by_gpu(one, "a").unit
+    world.unclear = "engine away"
+    runner.kill()
+    for _ in range(8):
+        turn(world, one, 1)
+    assert by_gpu(one, "a").unit is not runner, "its GPU has another runner"
+    world.left = {runner.name}
+    for _ in range(8):
+        turn(world, one, 1)
+    assert 2 <= world.cleared.count(runner.name) <= 9
+    assert caplog.text.count(f"{runner.unit} cannot be cleared: engine away") == 1
+    world.unclear = ""
+    turn(world, one, 3)
+    assert runner.name not in world.left
 
 
 def test_what_is_left_of_runners_that_are_gone_is_cleared(world):

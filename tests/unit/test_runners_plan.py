@@ -3,6 +3,7 @@
 """A unit with runners of a CI service: options, plan, status, and whom a drain waits for."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import subprocess
@@ -17,6 +18,7 @@ from ci.runners import daemon_unit, http, plan, program, release, settings
 from ci.runners.daemon_unit import Report
 from ci.runners.github import Release
 from ci.runners.jobs import Jobs
+from ci.runners.jobs import main as jobs_main
 from ci.runners.labels import Facts
 from ci.runners.options import Download
 from ci.runners.plan import Found
@@ -111,6 +113,34 @@ def test_a_unit_that_rests_tells_the_daemon_so():
     assert wanted(unit(rests=True)).rests
     running = status.Running(rest=Rest(Pause("new fans"), None, 0.0, builds=("a",), job="job"))
     assert said(unit(rests=True), running) == [("maintenance", "Paused: new fans (1 job left)")]
+
+
+@pytest.mark.parametrize("engines", ["docker=default", "podman,docker=default"])
+def test_trusted_jobs_have_containers_of_the_default_engine_and_status_says_so(engines):
+    found = unit({"runner_containers": "trusted", "container_engines": engines})
+    assert wanted(found).engine == "docker"
+    assert wanted(unit({"container_engines": engines})).engine == ""
+    ((level, text),) = said(found)
+    assert level == "active"
+    assert text.endswith("; jobs have containers, and so can become root)")
+
+
+def test_a_machine_without_runc_says_that_its_gpus_are_not_tested():
+    without = dataclasses.replace(HERE, has_runc=False)
+    ((level, text),) = said(unit(ci=without))
+    assert level == "active"
+    assert "no self-test, as this machine has no runc: sudo apt-get install runc" in text
+    ((_, text),) = said(unit({"enable_gpu": False}, ci=without, inventory=None))
+    assert "runc" not in text
+
+
+@pytest.mark.parametrize("engines", ["", "docker"])
+def test_trusted_jobs_need_an_engine_whose_default_runtime_is_ours(engines):
+    found = unit({"runner_containers": "trusted", "container_engines": engines})
+    assert wanted(found) is None
+    ((level, text),) = said(found)
+    assert level == "blocked"
+    assert "juju config worker container-engines=docker=default" in text
 
 
 @pytest.mark.parametrize(
@@ -391,6 +421,15 @@ def test_a_drain_waits_for_the_runners_that_have_a_job(kept):
     assert jobs.builds(jobs.running()) == {"gpu-ci-runner-b.service": "o/r build #7"}
     assert jobs.is_connected()
     assert Drainer(jobs, Records.here()).has_jobs()
+
+
+def test_the_agent_learns_whose_job_the_holder_of_a_lease_has(kept, capsys):
+    (kept / "report.json").write_text(
+        '{"fault": "", "text": "", "runners": [{"unit": "gpu-ci-runner-b.service", '
+        '"job": {"repository": "o/r", "name": "build", "run": "7"}}]}'
+    )
+    assert jobs_main(["gpucirunner-b.slice", "gpucirunner-a.slice", "4f0c"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"gpucirunner-b.slice": ["o", "r", "build", "7"]}
 
 
 def test_without_settings_each_runner_counts_as_busy(kept):

@@ -10,7 +10,7 @@ import typing
 
 from ci.runners import settings
 from ci.runners.settings import Settings
-from ci.runners.units import HOMES, PRIVATE
+from ci.runners.units import DOOR, HOMES, PRIVATE
 from gpu_agent import install as app
 from gpu_agent import paths
 from machine import files, process, templates
@@ -141,7 +141,7 @@ def is_here(service: str = "") -> bool:
 def remove() -> bool:
     """Remove the daemon with its settings. Return True if it was there."""
     changed = services.remove_unit(SERVICE)
-    for path in (settings.PATH, settings.RUN):
+    for path in (settings.PATH, settings.RUN, DOOR):
         changed |= files.ensure_absent(path)
     for path in (HOMES, PRIVATE / HOMES.name):
         changed |= files.remove_if_empty(path)

@@ -2,7 +2,7 @@
 # See LICENSE file for licensing details.
 """The runners of this machine as what takes jobs, for drain and pause; and whose jobs they have.
 
-`python3 -m ci.runners.jobs <unit>...` writes whose jobs these units have
+`python3 -m ci.runners.jobs <slice>...` writes whose jobs the runners with these slices have
 (gpu_agent.reporting.joblog.build_names.as_json).
 """
 
@@ -10,7 +10,7 @@ import collections.abc
 import sys
 
 from ci.runners import daemon_unit, services
-from ci.runners.units import Units
+from ci.runners.units import Units, name_of
 from gpu_agent.reporting.joblog import build_names
 from gpu_agent.reporting.receipts.receipt import Names
 from machine import process
@@ -88,8 +88,9 @@ def _shown(unit: str, job: tuple[str, str, str, str] | None) -> str:
 
 
 def main(wanted: collections.abc.Sequence[str]) -> int:
-    """Write whose jobs these units have. Return the exit status."""
-    found = {name: Names(*names) for name, names in daemon_unit.report().jobs if name in wanted}
+    """Write whose jobs the runners with these slices have. Return the exit status."""
+    known = {name_of(unit): names for unit, names in daemon_unit.report().jobs}
+    found = {one: Names(*known[name]) for one in wanted if (name := name_of(one)) in known}
     sys.stdout.write(build_names.as_json(found) + "\n")
     return 0
 

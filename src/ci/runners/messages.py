@@ -21,6 +21,23 @@ KINDS: typing.Final = Kinds(
         "or juju config {application} runner-download=<URL>@sha256:<its checksum>",
     ),
     Kind(
+        "runner-containers-without-engine",
+        Level.BLOCKED,
+        "runner-containers=trusted, and no engine of container-engines has =default",
+        "juju config {application} container-engines=docker=default, or runner-containers=none",
+    ),
+    Kind(
+        "runner-containers-trusted",
+        Level.ACTIVE,
+        "jobs have containers, and so can become root",
+    ),
+    Kind(
+        "self-test-without-runc",
+        Level.ACTIVE,
+        "no self-test, as this machine has no runc",
+        "sudo apt-get install runc",
+    ),
+    Kind(
         "runner-token-refused",
         Level.BLOCKED,
         "{url} does not accept what runner-secret has",

@@ -54,6 +54,7 @@ class RunnersOptions:
         most: how many runners a unit may have; 0: as many as the GPUs suffice for, at least one.
         download: the runner's program.
         limits: what one runner may use.
+        containers: whether jobs may have containers of the machine's engine.
     """
 
     url: str
@@ -63,6 +64,7 @@ class RunnersOptions:
     most: int
     download: Download
     limits: Limits
+    containers: bool = False
 
 
 def chosen(options: Options) -> RunnersOptions:
@@ -213,6 +215,19 @@ _OPTIONS: typing.Final = (
         part=Part.WORKER,
         field="limits",
         read=_limits,
+    ),
+    Option(
+        "runner-containers",
+        default="none",
+        text=(
+            "Containers of jobs: `none`, or `trusted` for those of the engine in "
+            "container-engines that has `=default`. With `trusted` every job can become root on "
+            "the machine: allow it only for workflows of people whom you would make root there."
+        ),
+        group=Group.RUNNERS,
+        part=Part.WORKER,
+        field="containers",
+        read=lambda raw: readers.choice(raw, "runner-containers", ("none", "trusted")) != "none",
     ),
     Option(
         "runner-download",

@@ -55,6 +55,7 @@ class Found:
         relations: endpoint and application of the relations that do nothing.
         model: the id of the Juju model.
         dispatch: path of the charm's dispatch.
+        has_runc: whether the machine has a runc, by which the self-test makes containers.
         proxies: the model's.
     """
 
@@ -65,6 +66,7 @@ class Found:
     relations: tuple[tuple[str, str], ...] = ()
     model: str = ""
     dispatch: str = ""
+    has_runc: bool = True
     proxies: collections.abc.Mapping[str, str] = dataclasses.field(
         default_factory=dict[str, str], repr=False
     )
@@ -122,6 +124,7 @@ def make(
         proxies=dict(seen.proxies),
         dispatch=seen.dispatch,
         unit=state.unit,
+        engine=options.container_engines.default[0] if own.containers else "",
     )
     return CiPlan(settings, takes_jobs=True)
 
@@ -136,8 +139,8 @@ def _lacks(
     if service == github.NAME and not own.scope:
         remedy = f"juju config {application} runner-scope=<OWNER/REPOSITORY or ORGANISATION>"
         return messages.line("no-runner-service", lacks="runner-scope", remedy=remedy)
-    if own.group and "/" in own.scope:
-        return messages.line("runner-group-of-repository", **state.names)
+    if clash := _clash(own, state):
+        return messages.line(clash, **state.names)
     is_token = "api-token" in own.credential
     if not own.credential or (service != github.NAME and not is_token):
         remedy = (
@@ -148,6 +151,15 @@ def _lacks(
     if not seen.program:
         return messages.line("no-runner-program", service=name, **state.names)
     return None
+
+
+def _clash(own: RunnersOptions, state: UnitState) -> str:
+    """Return the code of what two options say that cannot be together; or empty."""
+    if own.group and "/" in own.scope:
+        return "runner-group-of-repository"
+    if own.containers and not state.options.container_engines.default:
+        return "runner-containers-without-engine"
+    return ""
 
 
 def _prefix(unit: str, model: str) -> str:
@@ -174,6 +186,10 @@ def status_of(state: UnitState, wanted: Plan, name: str, *, rests: bool) -> CiSt
     if seen.pinned:
         notes.append(_of_age(seen.pinned, state.application))
     lines = list[Line]()
+    if isinstance(wanted.gpu, GpuPlan) and not seen.has_runc:
+        notes += (messages.line("self-test-without-runc"),)
+    if own.containers:
+        notes += (messages.line("runner-containers-trusted"),)
     if isinstance(planned(wanted), Settings):
         lines += _of_report(seen.report, own, name, state.application)
         if not seen.runs and not rests:

@@ -15,6 +15,7 @@ from ci.runners.plan import Pinned
 from ci.runners.settings import FIGURES, Settings
 from ci.system import CiSystem, Place, Remains, Remove, Say, Step
 from gpu_agent.model.keep import Keep
+from gpu_agent.runtime import runc as runcs
 from gpu_agent.runtime.settings import GpuPlan
 from lifecycle import part_runner
 from lifecycle.action_call import Action
@@ -159,6 +160,7 @@ class Runners:
             relations=juju.relations_but(self._model, cos_agent.ENDPOINT, peers.ENDPOINT),
             model=self._model.uuid,
             dispatch=str(_DISPATCH),
+            has_runc=pathlib.Path(runcs.for_tasks("")).exists(),
             proxies=process.proxies(),
         )
 

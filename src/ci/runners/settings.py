@@ -57,6 +57,7 @@ class Settings:
         group: the runner group of an organisation of GitHub; empty: the default one.
         dispatch: path of the charm's dispatch; the daemon ends if it is gone. Empty: no charm.
         unit: Juju's name of this unit, whose charm is woken; empty: none.
+        engine: the engine whose containers jobs may have, such as `docker`; empty: none.
     """
 
     service: str
@@ -77,6 +78,7 @@ class Settings:
     group: str = ""
     dispatch: str = ""
     unit: str = ""
+    engine: str = ""
 
 
 def as_text(settings: Settings) -> str:

@@ -3,10 +3,11 @@
 """Serve the metrics over HTTP on this machine only, where a collector scrapes them.
 
 The server has its own thread, which reads the last stored values and blocks on nothing else. Every
-user of the machine may connect. System accounts, which collectors run as, have 32 connections of
-at most 5 s each; all other users together have 32. If all are taken, a new connection closes one
-of the user who has the most, so no user can lock out another. Only `GET /metrics` is answered.
-http.server would need 4 MiB, and a thread for each slow client.
+user of the machine may connect, except jobs of runners: metrics name others' jobs. System
+accounts, which collectors run as, have 32 connections of at most 5 s each; all other users
+together have 32. If all are taken, a new connection closes one of the user who has the most, so no
+user can lock out another. Only `GET /metrics` is answered. http.server would need 4 MiB, and a
+thread for each slow client.
 """
 
 import collections
@@ -15,6 +16,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pathlib
 import selectors
 import socket
 import threading
@@ -23,6 +25,8 @@ import typing
 import weakref
 
 from gpu_agent.reporting.metrics import definitions as exporter
+from gpu_runtime.lease_table import RUNNER_USERS
+from machine import files
 from machine import tcp_connections as sockets
 
 HOST: typing.Final = "127.0.0.1"
@@ -38,6 +42,9 @@ _LONGEST: typing.Final = 8192  # of a request, in bytes
 _REST: typing.Final = 0.005  # pause after each pass over the connections, in seconds
 _SAME: typing.Final = 1.0  # how long a page is reused, in seconds
 _AGAIN: typing.Final = 10.0  # pause before a taken port is tried again, in seconds
+# Where systemd keeps the names of users that exist only while their unit runs (systemd 232 and
+# later, src/core/dynamic-user.c): a file for each, called as its number.
+_USERS: typing.Final = pathlib.Path("/run/systemd/dynamic-uid")
 _STATUS: typing.Final = {
     200: "OK",
     400: "Bad Request",
@@ -79,6 +86,7 @@ class Server:
         again: float = _AGAIN,
         patience: float = _PATIENCE,
         same: float = _SAME,
+        users: pathlib.Path = _USERS,
     ) -> None:
         """Start to serve. If the port is taken, log that once and try again.
 
@@ -88,9 +96,10 @@ class Server:
             again: seconds before a taken port is tried again.
             patience: the longest time of a connection in seconds.
             same: how long a page is reused, in seconds.
+            users: the folder with the names of systemd's users.
         """
         self._wanted, self._text, self._again = port, text, again
-        self._patience, self._same = patience, same
+        self._patience, self._same, self._users = patience, same, users
         self._cached, self._made = b"", -same
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the oldest first
@@ -192,7 +201,7 @@ class Server:
             user = sockets.user_of(other)
         except OSError:  # the kernel does not say: such clients count as one user
             user = _PEOPLE
-        if user is None:
+        if user is None or self._is_job(user):
             other.close()
             return True
         self._make_room(user)
@@ -200,6 +209,14 @@ class Server:
         self._connections[connection] = None
         self._selector.register(other, selectors.EVENT_READ, connection)
         return True
+
+    def _is_job(self, user: int) -> bool:
+        """Whether a user is that of a runner's job, or one whose name cannot be read."""
+        try:
+            name = files.read_text(self._users / str(user)) or ""
+        except OSError:
+            return True
+        return name.startswith(RUNNER_USERS)
 
     def _make_room(self, user: int) -> None:
         """Close the oldest connection of the user with the most, if this user's needs room."""

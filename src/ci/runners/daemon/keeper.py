@@ -21,7 +21,8 @@ from ci.runners.decide import Decision, Mine, Situation, State, Want
 from ci.runners.labels import Common, Facts
 from ci.runners.service import Fault, Job, Place, Remote, Service, ServiceError, Talk
 from ci.runners.settings import Settings
-from ci.runners.units import Unit, Units
+from ci.runners.units import DOOR_VARIABLES, Allowed, Unit, Units
+from gpu_agent.engines import front
 from gpu_agent.model import ci_figures
 from gpu_agent.model.ci_figures import CiFigures
 from gpu_runtime.lease_table import idle_runner
@@ -140,6 +141,8 @@ class Keeper:
         self._pause, self._silent_until = 0.0, 0.0
         # GPUs with which no runner could begin: until when none is tried again, and why.
         self._unfit: dict[str, tuple[float, str]] = {}
+        # Runners that could not be cleared: when that is tried again, and why.
+        self._unclear: dict[str, tuple[float, str]] = {}
         # Why the service did not register the last runner; it may list them all the same.
         self._refusal: ServiceError | None = None
         self._counted = float("-inf")
@@ -267,13 +270,23 @@ class Keeper:
             self._clear(self._units.unit(name))
 
     def _clear(self, unit: Unit) -> None:
-        """Remove files and lease of a runner that is gone; the next turn tries again."""
+        """Remove lease and files of a runner that is gone; a later turn tries again."""
         try:
-            unit.clear()
+            # First: it ends the containers of its job.
             if not self._leases.end(unit):
                 _log.warning("%s: its GPUs are not free yet", unit.unit)
         except _FAILURES as error:
-            _log.warning("%s cannot be cleared: %s", unit.unit, error)
+            _log.warning("%s: its GPUs cannot be given back: %s", unit.unit, error)
+        again, told = self._unclear.pop(unit.name, (0.0, ""))
+        try:
+            if self._now() >= again:
+                unit.clear()
+                return
+        except _FAILURES as error:
+            if str(error) != told:
+                _log.warning("%s cannot be cleared: %s", unit.unit, error)
+            again, told = self._now() + _PAUSE, str(error)
+        self._unclear[unit.name] = again, told
 
     def _ask_service(self) -> None:
         """Learn from the service which runners and jobs it knows, if that is due."""
@@ -453,7 +466,9 @@ class Keeper:
         """
         if self._is_unfit(unit, lease):
             return None
-        variables = {**lease.environment, **self._settings.proxies}
+        own = self._settings
+        door = DOOR_VARIABLES if own.engine else {}
+        variables = {**lease.environment, **own.proxies, **door}
         offered = self._labels(lease.gpus)
         place = Place(name, offered, str(unit.files), str(unit.home), variables)
         made = self._talk(self._service.register(place), _TALK)
@@ -464,8 +479,10 @@ class Keeper:
         self._refusal = None
         # A ghost until it runs.
         self._ghosts[unit.name] = Remote(made.id, name)
-        command = self._service.command(self._settings.program, place)
-        unit.begin(command, made.files, variables, lease.nodes, self._settings.limits)
+        command = self._service.command(own.program, place)
+        runtime = front.PATH.name if own.gpus else ""
+        allowed = Allowed(lease.nodes, own.limits, own.engine, runtime)
+        unit.begin(command, made.files, variables, allowed)
         self._leases.begun(unit)
         return self._ghosts.pop(unit.name)
 
@@ -543,7 +560,7 @@ def _mark(settings: Settings) -> str:
     """Return the beginning of the names of runners with these settings: 4 hex digits."""
     said = [
         settings.service, settings.url, settings.scope, settings.group, settings.program,
-        settings.labels, settings.cuda, settings.driver, settings.proxies,
+        settings.labels, settings.cuda, settings.driver, settings.proxies, settings.engine,
         dataclasses.asdict(settings.limits),
         {gpu: dataclasses.asdict(facts) for gpu, facts in sorted(settings.gpus.items())},
     ]  # fmt: skip

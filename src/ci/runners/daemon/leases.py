@@ -128,7 +128,7 @@ class Leases:
             raise Refused("gpus-disabled", "this worker gives no GPU to runners now")
         if self._wants != wanted:
             self.leave()
-        request, decision = manager.Request(unit.unit, "", unit.group), Decision(unit.unit)
+        request, decision = manager.Request(unit.slice, "", unit.group), Decision(unit.slice)
         request.kind, request.who = table.RUNNER, who
         decision.kind, decision.who = "runner", table.readable(who)
         if isinstance(wanted, Want):
@@ -139,9 +139,9 @@ class Leases:
             decision.named = [*wanted]
         self._wants = wanted
         if self._waiter is None:
-            self._waiter = Waiter(unit.unit, self._host.me(), 0, self._host.now())
+            self._waiter = Waiter(unit.slice, self._host.me(), 0, self._host.now())
         waiter = self._waiter
-        waiter.container, waiter.who, waiter.named = unit.unit, decision.who, [*request.named]
+        waiter.container, waiter.who, waiter.named = unit.slice, decision.who, [*request.named]
         try:
             granted = manager.attempt(self._store, self._host, policy, waiter, request, decision)
         except Refused as refusal:
@@ -170,7 +170,7 @@ class Leases:
             OSError, ValueError, Refused: the leases cannot be changed.
         """
         with self._store as leased:
-            if holder := leased.holders.get(unit.unit):
+            if holder := leased.holders.get(unit.slice):
                 holder.execs, holder.calls = True, []
 
     def call(self, unit: units.Unit, who: str) -> None:
@@ -180,19 +180,21 @@ class Leases:
             OSError, ValueError, Refused: the leases cannot be changed.
         """
         with self._store as leased:
-            if holder := leased.holders.get(unit.unit):
+            if holder := leased.holders.get(unit.slice):
                 holder.who = table.readable(who)
 
     def end(self, unit: units.Unit) -> bool:
         """End the lease of a runner whose unit has ended; whether it is over.
 
+        What is left in its slice, such as containers of its job, is killed.
+
         Raises:
             OSError, ValueError, Refused: the leases cannot be read.
         """
         with self._store as leased:
-            if holder := leased.holders.get(unit.unit):
+            if holder := leased.holders.get(unit.slice):
                 holder.execs, holder.calls = True, []
-        return manager.give_back(self._store, self._host, unit.unit)
+        return manager.give_back(self._store, self._host, unit.slice, force=True)
 
     def _lease(self, unit: units.Unit, policy: Policy, granted: Grant) -> Lease:
         """Return the lease; if the GPUs' nodes are gone, give it back."""
