@@ -29,14 +29,13 @@ BEGIN = """
 import json, pathlib
 from ci.runners.github import GitHub
 from ci.runners.service import Place
-from ci.runners.settings import Limits
-from ci.runners.units import Units
+from ci.runners.units import Allowed, Units
 from machine import polling
 
 service, unit = GitHub("https://github.com", "acme", "token"), Units().unit("ab12")
 place = Place("host-0-ab12", (), str(unit.files), str(unit.home), {})
 command = service.command("/opt/release/run.sh", place)
-unit.begin(command, {"jitconfig": "s3cr3t" * 1000}, {"GIVEN": "1"}, [], Limits())
+unit.begin(command, {"jitconfig": "s3cr3t" * 1000}, {"GIVEN": "1"}, Allowed([]))
 copy, found = unit.home / "runner", {}
 polling.until(lambda: "Listening" in unit.log(), 30)
 found["before"] = service.has_job(unit.log())
@@ -71,8 +70,7 @@ import json
 from ci.runners.github import GitHub
 from ci.runners.runners import GITHUB
 from ci.runners.service import Place
-from ci.runners.settings import Limits
-from ci.runners.units import Units
+from ci.runners.units import Allowed, Units
 from gpu_agent.model.observations import Holding
 from gpu_agent.reporting.joblog import step_stderr
 from machine import polling
@@ -80,10 +78,10 @@ from machine import polling
 service, unit = GitHub("https://github.com", "acme", "token"), Units().unit("cd34")
 place = Place("host-0-cd34", (), str(unit.files), str(unit.home), {})
 command = service.command("/opt/logs/run.sh", place)
-unit.begin(command, {"jitconfig": "s3cr3t"}, {}, [], Limits())
+unit.begin(command, {"jitconfig": "s3cr3t"}, {}, Allowed([]))
 copy, found = unit.home / "runner", {}
 polling.until((copy / "began").exists, 30)
-job = Holding(unit.unit, "", ("GPU-0",), 1.0, True, kind="runner")
+job = Holding(unit.slice, "", ("GPU-0",), 1.0, True, kind="runner")
 
 def say(reader):
     outcome, left = step_stderr.say(job, b"[gpu-ci] a line\\n", reader)

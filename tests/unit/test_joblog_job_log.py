@@ -45,7 +45,7 @@ def test_a_step_that_has_not_begun_is_told_when_it_has(watch):
     assert watch.turn() == []
 
 
-RUNNER = job("gpu-ci-runner-a.service", kind="runner", bundle="", who="o/r build #7")
+RUNNER = job("gpucirunner-a.slice", kind="runner", bundle="", who="o/r build #7")
 
 
 def test_a_runners_job_gets_a_line_about_a_fault_and_no_other(watch):

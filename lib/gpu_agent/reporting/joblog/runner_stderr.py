@@ -10,19 +10,23 @@ but only about its own log.
 
 import os
 import select
+import typing
 
 from gpu_agent.reporting.joblog import process_stderr as terminals
 from gpu_runtime import cgroups, proc
 from machine import systemd as services
 
+_SERVICE: typing.Final = ".service"
 
-def say(unit: str, reader: str, text: bytes) -> int | None:
-    """Write to the stderr of a step in a unit, without waiting for a reader.
+
+def say(slice_: str, reader: str, text: bytes) -> int | None:
+    """Write to the stderr of a step of a runner's job, without waiting for a reader.
 
     Args:
-        unit: the name of the runner's systemd unit.
+        slice_: the name of the runner's systemd slice; in it are its unit, a service, and the
+            containers of its job.
         reader: the name of the program that reads what jobs write, as the kernel has it; empty: it
-            is the unit's main process.
+            is the main process of the unit.
         text: a whole line with its end, at most PIPE_BUF bytes; or the rest of one.
 
     Returns:
@@ -33,22 +37,23 @@ def say(unit: str, reader: str, text: bytes) -> int | None:
             stderr.
         OSError, ValueError, machine.process.CommandError: the unit can't be inspected.
     """
-    shown = services.show(unit, "MainPID", "ControlGroup")
-    folder = cgroups.folder("", shown["ControlGroup"]) if shown["ControlGroup"] else ""
-    parents = {pid: _parent(pid) for pid in _inside(folder)}
-    readers = {int(shown["MainPID"] or 0)}
-    if reader:
-        readers = {pid for pid in parents if proc.read(f"/proc/{pid}/comm").rstrip() == reader}
+    group = services.show(slice_, "ControlGroup")["ControlGroup"]
+    top = cgroups.folder("", group) if group else ""
     refused: terminals.NotTheirsError | None = None
-    for pid, parent in parents.items():
-        if parent not in readers:
-            continue
-        try:
-            return _say(pid, parent, folder, text)
-        except ProcessLookupError:
-            continue
-        except terminals.NotTheirsError as error:
-            refused = error
+    # Beside the unit, the slice may have a service for containers of the job.
+    for unit in [name for name in (proc.names(top) if top else []) if name.endswith(_SERVICE)]:
+        folder = f"{top}/{unit}"
+        parents = {pid: _parent(pid) for pid in _inside(folder)}
+        readers = {services.main_pid(unit)}
+        if reader:
+            readers = {pid for pid in parents if proc.read(f"/proc/{pid}/comm").rstrip() == reader}
+        for pid in [pid for pid, parent in parents.items() if parent in readers]:
+            try:
+                return _say(pid, parents[pid], folder, text)
+            except ProcessLookupError:
+                continue
+            except terminals.NotTheirsError as error:
+                refused = error
     if refused:
         raise refused
     return None
@@ -70,7 +75,7 @@ def _say(pid: int, reader: int, folder: str, text: bytes) -> int:
 
 def _inside(folder: str) -> list[int]:
     """Return the processes in a control group; none if it is gone."""
-    return [int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()] if folder else []
+    return [int(pid) for pid in proc.read(f"{folder}/cgroup.procs").split()]
 
 
 def _parent(pid: int) -> int:

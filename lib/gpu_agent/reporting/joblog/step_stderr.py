@@ -113,7 +113,7 @@ def _say_to_runner(holding: Holding, text: bytes, reader: str) -> tuple[Outcome,
         written = runner_stderr.say(holding.container, reader, text)
     except terminals.NotTheirsError:
         return Outcome.NEVER, text
-    except (OSError, ValueError, CommandError):  # the unit ends
+    except (OSError, ValueError, CommandError):  # the runner ends
         return Outcome.NOBODY, text
     if written is None:
         return Outcome.NOBODY, text
