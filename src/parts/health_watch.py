@@ -135,6 +135,8 @@ def _settings(state: UnitState, wanted: Plan) -> Settings:
         metrics_port=options.gpu_metrics_port,
         recovery=_recovery(options),
         job_names=state.agent.job_names,
+        log_reader=state.agent.log_reader,
+        ci_figures=state.agent.figures,
     )
 
 

@@ -21,6 +21,9 @@ class AgentView:
         programs: absolute paths of programs that the CI system has beside the GPU runtime's. They
             are installed before the self-test, which is due again if one changes.
         job_names: the program that tells which job a container belongs to; empty: none does.
+        log_reader: the program of runners that reads what their jobs write; empty: it is the main
+            process of a runner's unit.
+        figures: the file with its figures for metrics (gpu_agent.model.ci_figures); empty: none.
         checks: the program whose results join the self-test; empty: there is none.
         disks: folders that need space for jobs.
         has_containerd: whether it has a containerd, which needs the socket of the distribution's.
@@ -32,6 +35,8 @@ class AgentView:
     tasks: TaskFolders = TaskFolders()
     programs: tuple[str, ...] = ()
     job_names: tuple[str, ...] = ()
+    log_reader: str = ""
+    figures: str = ""
     checks: tuple[str, ...] = ()
     disks: tuple[str, ...] = ()
     has_containerd: bool = False

@@ -126,6 +126,23 @@ CASES = [
         ],
         minutes=75,
     ),
+    Case(
+        "RunnersCannotBegin",
+        [("gpuci_runner_fault", UNIT, "0x5 1x40")],
+        [("gpuci_runner_fault", UNIT, "0x5 1x13 0 1x40")],
+    ),
+    Case(
+        "RunnerRequestsLow",
+        [
+            ("gpuci_ci_requests_limit", UNIT, "5000x60"),
+            ("gpuci_ci_requests_remaining", UNIT, "5000-200x60"),
+        ],
+        [
+            ("gpuci_ci_requests_limit", UNIT, "5000x60"),
+            # A new hour begins.
+            ("gpuci_ci_requests_remaining", UNIT, "1000x20 900x2 5000x40"),
+        ],
+    ),
 ]  # fmt: skip
 
 

@@ -61,7 +61,9 @@ class Worker:
 
     def __init__(self, folder):
         self._log = folder / "oci.log"
-        self._metrics = metrics.Metrics("1", "enabled", 15, self._log, {"container": JOB}.get)
+        self._metrics = metrics.Metrics(
+            "1", "enabled", 15, self._log, metrics.Ci({"container": JOB}.get)
+        )
         self.server = serving.Server(0, self._metrics.text)
         self._turns = 0
 

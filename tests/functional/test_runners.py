@@ -313,6 +313,76 @@ def test_a_gpu_that_fails_gets_no_runner_and_the_report_says_why(site):
     site.wait(site.is_ready)
 
 
+HEALTH = """
+import pathlib
+from gpu_agent import install as app
+app.HOME, app.CURRENT = pathlib.Path('/srv'), 'charm'
+from gpu_agent.gpu.vendors import detect
+from gpu_agent.health import service, settings
+from gpu_agent.model.card import Card
+cards = tuple(
+    Card(one.uuid, one.index, one.pci_address, one.model, one.devices)
+    for one in detect.detect().gpus
+)
+given = dict(poll_seconds=2.0, metrics_port=335, ci_figures='/run/gpu-ci-runners/figures.json')
+service.install(settings.Settings('', '/srv/charm/stamp', cards=cards, **given))
+"""
+
+
+@pytest.fixture(scope="module")
+def health(up):
+    """The GPU health service, once it has polled."""
+    up.box.host.run(HEALTH)
+    up.wait(lambda: 'gpuci_runners{state="idle"}' in metrics(up))
+    yield
+    up.sh("systemctl disable --now gpu-ci-health; rm /etc/systemd/system/gpu-ci-health.service")
+
+
+def metrics(site):
+    """The samples of the GPU health service, by name and labels."""
+    lines = site.see("curl -s http://127.0.0.1:335/metrics").splitlines()
+    return dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+
+
+@pytest.mark.usefixtures("health")
+def test_the_metrics_have_the_runners_and_the_jobs_that_wait(site):
+    never = site.push(never=(TOO_MANY, "true"))
+    hold(site)
+    wanted = {
+        'gpuci_runners{state="busy"}': "1",
+        'gpuci_runners{state="idle"}': "2",
+        "gpuci_runner_fault": "0",
+        "gpuci_ci_jobs_waiting": "1",
+    }
+    site.wait(lambda: wanted.items() <= metrics(site).items())
+    # Gitea has no limit of requests.
+    assert not [name for name in metrics(site) if "requests" in name]
+    site.let_go("go")
+    site.cancel(never)
+
+
+@pytest.mark.usefixtures("health")
+def test_a_fault_of_a_jobs_gpu_is_in_its_log_and_in_no_other(site):
+    run, unit = hold(site)
+    other = site.push(one=(GPU, "/srv/job hold go"))
+    site.wait_for(other, one="in_progress")
+    # Its lease says so a moment later.
+    site.wait(lambda: len(site.runners("busy")) == 2)
+    (mine,) = site.runners()[unit]["gpus"]
+    number = site.uuids.index(mine)
+    try:
+        site.box.fakegpu("xid", str(number), "31", "--only", "nvml")
+        line = f"[gpu-ci] GPU {number}: Xid 31: this job accessed GPU memory"
+        site.wait(lambda: any(one.startswith(line) for one in site.log(run, "one")))
+    finally:
+        site.box.fakegpu("xid", "clear")
+    site.let_go("go")
+    site.result(run, "one")
+    site.result(other, "one")
+    assert sum("[gpu-ci]" in one for one in site.log(run, "one")) == 1
+    assert "[gpu-ci]" not in "".join(site.log(other, "one"))
+
+
 def test_no_secret_is_where_others_can_read_it(site):
     run, _ = hold(site)
     folders = "/run/credentials/gpu-ci-runner-*.service"

@@ -29,14 +29,13 @@ BEGIN = """
 import json, pathlib
 from ci.runners.github import GitHub
 from ci.runners.service import Place
-from ci.runners.settings import Limits
-from ci.runners.units import Units
+from ci.runners.units import Allowed, Units
 from machine import polling
 
 service, unit = GitHub("https://github.com", "acme", "token"), Units().unit("ab12")
 place = Place("host-0-ab12", (), str(unit.files), str(unit.home), {})
 command = service.command("/opt/release/run.sh", place)
-unit.begin(command, {"jitconfig": "s3cr3t" * 1000}, {"GIVEN": "1"}, [], Limits())
+unit.begin(command, {"jitconfig": "s3cr3t" * 1000}, {"GIVEN": "1"}, Allowed([]))
 copy, found = unit.home / "runner", {}
 polling.until(lambda: "Listening" in unit.log(), 30)
 found["before"] = service.has_job(unit.log())
@@ -51,12 +50,63 @@ print(json.dumps(found))
 """
 
 
+# In place of the program that GitHub's starts for its job: it reads a step's two pipes.
+WORKER = r"""#!/usr/bin/python3
+import pathlib, subprocess, sys
+argv = ["/bin/sh", "-c", "(sleep 1000; true); true"]
+step = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+here = pathlib.Path(__file__).parent
+(here / "began").touch()
+for line in step.stderr:
+    (here / "read").write_text(line)
+"""
+LISTENER = r"""#!/bin/sh
+cd "$(dirname "$0")"
+# Its own output is no job's log.
+./Runner.Worker 2>&1 | cat
+"""
+SAY = """
+import json
+from ci.runners.github import GitHub
+from ci.runners.runners import GITHUB
+from ci.runners.service import Place
+from ci.runners.units import Allowed, Units
+from gpu_agent.model.observations import Holding
+from gpu_agent.reporting.joblog import step_stderr
+from machine import polling
+
+service, unit = GitHub("https://github.com", "acme", "token"), Units().unit("cd34")
+place = Place("host-0-cd34", (), str(unit.files), str(unit.home), {})
+command = service.command("/opt/logs/run.sh", place)
+unit.begin(command, {"jitconfig": "s3cr3t"}, {}, Allowed([]))
+copy, found = unit.home / "runner", {}
+polling.until((copy / "began").exists, 30)
+job = Holding(unit.slice, "", ("GPU-0",), 1.0, True, kind="runner")
+
+def say(reader):
+    outcome, left = step_stderr.say(job, b"[gpu-ci] a line\\n", reader)
+    return outcome.name, left.decode()
+
+found["said"], found["of_the_listener"] = say(GITHUB.log_reader), say("")
+polling.until((copy / "read").exists, 30)
+found["read"] = (copy / "read").read_text()
+unit.kill()
+polling.until(lambda: not Units().names(), 30)
+found["over"] = say(GITHUB.log_reader)
+unit.clear()
+print(json.dumps(found))
+"""
+
+
 @pytest.fixture(scope="module")
 def host():
     with selftest_machine.started("github") as found:
         folder = "/opt/release"
         found.sh(f"mkdir -p {folder}; cat > {folder}/run.sh <<'END'\n{PROGRAM}END\n")
         found.sh(f"chmod 755 {folder}/run.sh")
+        for name, text in (("run.sh", LISTENER), ("Runner.Worker", WORKER)):
+            found.sh(f"mkdir -p /opt/logs; cat > /opt/logs/{name} <<'END'\n{text}END\n")
+            found.sh(f"chmod 755 /opt/logs/{name}")
         yield found
 
 
@@ -70,3 +120,12 @@ def test_a_runner_has_a_copy_of_its_program_and_its_registration(host):
     assert "GIVEN=1" in found["environment"].splitlines()
     assert host.sh("ls -A /opt/release").stdout.split() == ["run.sh"]
     assert found["left"] == []
+
+
+def test_a_line_reaches_the_step_of_a_job_and_not_what_the_listener_reads(host):
+    found = json.loads(host.run(SAY))
+    line = "[gpu-ci] a line\n"
+    assert found["said"] == ["SAID", ""]
+    assert found["read"] == line
+    assert found["of_the_listener"][0] == "NEVER"
+    assert found["over"] == ["NOBODY", line]

@@ -166,6 +166,8 @@ def test_a_job_has_its_gpu_and_is_known_by_name(ready):
     repository = ready.begin("one", "self-hosted", "linux", "x64", "gpu")
     ready.wait(lambda: any(repository in one["who"] for one in holders(ready).values()))
     assert act(ready, "gpu-leases")[0]["free"] == "0 of 2"
+    metrics = "curl -s http://127.0.0.1:335/metrics"
+    ready.wait(lambda: 'gpuci_runners{state="busy"} 1\n' in ready.sh(metrics))
     ready.end("one")
     assert ready.result(repository)[0] == "success"
     record = f"grep -c 'of root1/{repository}, run' /var/log/gpu-ci/receipts.log; true"

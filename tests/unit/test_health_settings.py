@@ -22,6 +22,8 @@ FULL = Settings(
     driver="580.95.05",
     unavailable_folders=("/run/cordons", "/var/lib/quarantine"),
     job_names=("-S", "-m", "ci.names"),
+    log_reader="Reader",
+    ci_figures="/run/ci/figures.json",
 )
 
 
@@ -53,6 +55,7 @@ def changed(**values):
         changed(unavailable_folders=[1]),
         changed(job_names=[1]),
         changed(job_names=None),
+        changed(ci_figures=None),
         changed(max_quarantined="50"),
         changed(max_quarantined=True),
         changed(metrics_port=1.5),
@@ -68,10 +71,12 @@ def test_what_is_none_is_refused(text):
 
 def test_the_file_of_the_revision_before_is_read():
     found = json.loads(settings.as_text(FULL))
-    del found["job_names"]
+    del found["job_names"], found["log_reader"], found["ci_figures"]
     found["cordons"] = found.pop("unavailable_folders")
     found["quarantine"] = "/var/lib/gpu-ci/quarantine"
-    assert settings.parse(json.dumps(found)) == dataclasses.replace(FULL, job_names=())
+    assert settings.parse(json.dumps(found)) == dataclasses.replace(
+        FULL, job_names=(), log_reader="", ci_figures=""
+    )
 
 
 @given(st.binary() | st.recursive(st.none() | st.text(), st.lists).map(json.dumps))

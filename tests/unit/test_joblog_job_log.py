@@ -45,6 +45,30 @@ def test_a_step_that_has_not_begun_is_told_when_it_has(watch):
     assert watch.turn() == []
 
 
+RUNNER = job("gpucirunner-a.slice", kind="runner", bundle="", who="o/r build #7")
+
+
+def test_a_runners_job_gets_a_line_about_a_fault_and_no_other(watch):
+    watch.of("enabled", "fail")
+    watch.days.holdings = (RUNNER,)
+    assert watch.turn() == []
+    assert watch.turn(DEAD) == [DIED]
+    assert watch.turn(DEAD) == []
+    # It may have had no job for most of this time.
+    assert watch.go_on(20) == []
+    assert watch.processes.ended == []
+    watch.of("disabled")
+    assert watch.turn(SEGFAULT) == []
+
+
+def test_a_runner_without_a_job_gets_no_line_and_its_next_job_none_about_the_past(watch):
+    watch.days.holdings = (dataclasses.replace(RUNNER, is_idle=True),)
+    assert watch.turn(DEAD, SEGFAULT) == []
+    watch.days.holdings = (RUNNER,)
+    assert watch.turn() == []
+    assert len(watch.turn(SEGFAULT)) == 1
+
+
 def test_nobody_is_told_of_a_start_that_is_long_over(watch):
     watch.turn(seconds=130)
     assert watch.pen.said == []

@@ -8,8 +8,9 @@ import types
 
 import pytest
 
-from gpu_agent.model import clock_reasons
+from gpu_agent.model import ci_figures, clock_reasons
 from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.ci_figures import CiFigures, Requests
 from gpu_agent.model.decisions import Suspect
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
 from gpu_agent.reporting.metrics import collector as metrics
@@ -38,7 +39,8 @@ def clock():
 
 @pytest.fixture
 def told(clock, tmp_path):
-    return metrics.Metrics("1.2", "enabled", 15, tmp_path / "oci.log", {}.get, lambda: clock.now)
+    ci = metrics.Ci({}.get, tmp_path / "figures.json")
+    return metrics.Metrics("1.2", "enabled", 15, tmp_path / "oci.log", ci, lambda: clock.now)
 
 
 def moment(at, **more):
@@ -213,7 +215,8 @@ def test_the_cause_of_a_quarantine_is_its_code(told, code, cause):
 def test_jobs_are_named_where_they_are_known_and_never_by_their_containers(clock, tmp_path):
     job = types.SimpleNamespace(team="main", pipeline="p\nq", job="train")
     names = {"c1": job, "c2": job}.get
-    told = metrics.Metrics("1", "enabled", 15, tmp_path / "no", names, lambda: clock.now)
+    ci = metrics.Ci(names)
+    told = metrics.Metrics("1", "enabled", 15, tmp_path / "no", ci, lambda: clock.now)
     holdings = tuple(
         Holding(name, "/b", ("GPU-a",), since=1, in_use=True) for name in ("c1", "c2", "c3")
     )
@@ -288,7 +291,61 @@ def test_a_log_that_can_not_be_read_costs_nothing_else_and_is_said_once(clock, t
     assert caplog.text.count("metrics go on without waits and refusals") == 1
 
 
-def test_the_page_has_what_the_table_says_and_nothing_else(told):
+CI = CiFigures(
+    995.0, {"idle": 2, "busy": 1, "ending": 0}, 3, fault=True, requests=Requests(5000, 40, 1700)
+)  # fmt: skip
+
+
+def of_ci(told, tmp_path, figures, at=1000):
+    """The samples of the CI system at that time, with these figures in its file."""
+    text = figures if isinstance(figures, str) else ci_figures.as_text(figures)
+    (tmp_path / "figures.json").write_text(text)
+    told.turn(moment(at), [])
+    return {name: value for name, value in samples(told.text()).items() if is_of_ci(name)}
+
+
+def is_of_ci(name):
+    return name.startswith(("gpuci_runner", "gpuci_ci"))
+
+
+def test_the_ci_systems_figures_are_published(told, tmp_path):
+    assert of_ci(told, tmp_path, CI) == {
+        'gpuci_runners{state="idle"}': "2",
+        'gpuci_runners{state="busy"}': "1",
+        'gpuci_runners{state="ending"}': "0",
+        "gpuci_runner_fault": "1",
+        "gpuci_ci_jobs_waiting": "3",
+        "gpuci_ci_requests_limit": "5000",
+        "gpuci_ci_requests_remaining": "40",
+        "gpuci_ci_requests_reset_timestamp_seconds": "1700",
+    }
+
+
+def test_what_a_ci_system_does_not_tell_has_no_sample(told, tmp_path):
+    silent = dataclasses.replace(CI, waiting=None, requests=None, runners={"idle": 0})
+    assert of_ci(told, tmp_path, silent) == {
+        'gpuci_runners{state="idle"}': "0", "gpuci_runner_fault": "1",
+    }  # fmt: skip
+    without_time = dataclasses.replace(silent, requests=Requests(5000, 0))
+    found = of_ci(told, tmp_path, without_time)
+    assert "gpuci_ci_requests_reset_timestamp_seconds" not in found
+    assert found["gpuci_ci_requests_remaining"] == "0"
+
+
+def test_figures_of_a_daemon_that_is_gone_end_and_damaged_ones_cost_nothing_else(
+    told, tmp_path, clock
+):
+    clock.now = CI.at + 120
+    assert of_ci(told, tmp_path, CI, clock.now)
+    clock.now += 1
+    assert not of_ci(told, tmp_path, CI, clock.now)
+    for text in ("", "{", '{"version": 2}'):
+        assert not of_ci(told, tmp_path, text, clock.now)
+    assert "gpuci_gpus" in told.text()
+
+
+def test_the_page_has_what_the_table_says_and_nothing_else(told, tmp_path):
+    of_ci(told, tmp_path, CI)
     told.turn(moment(1000, look=look(999)), [])
     kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", told.text(), re.MULTILINE))
     assert kinds.items() <= {metric.name: metric.kind for metric in exporter.TABLE}.items()

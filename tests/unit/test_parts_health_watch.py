@@ -168,6 +168,13 @@ def test_it_is_told_which_program_knows_the_names_of_jobs(systemd):
     assert told().job_names == ()
 
 
+def test_it_is_told_where_the_figures_are_and_which_program_has_a_jobs_log(systemd):
+    ensure(gpu_unit(agent=AgentView(figures="/run/ci/figures.json", log_reader="Reader")))
+    assert (told().ci_figures, told().log_reader) == ("/run/ci/figures.json", "Reader")
+    ensure(gpu_unit())
+    assert (told().ci_figures, told().log_reader) == ("", "")
+
+
 @pytest.mark.parametrize(
     "option", ["gpu-health", "quarantine-limit-percent", "gpu-device-ids", "job-log"]
 )

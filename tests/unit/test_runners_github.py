@@ -2,6 +2,7 @@
 # See LICENSE file for licensing details.
 """Conversations with GitHub, in the form that GitHub's description of its API has."""
 
+import dataclasses
 import pathlib
 import re
 import stat
@@ -14,6 +15,7 @@ from ci.runners.github import GitHub, Release
 from ci.runners.service import Answer, Call, Fault, Job, Place, Remote, ServiceError
 from ci.runners.services import make
 from ci.runners.settings import Settings
+from gpu_agent.model.ci_figures import Requests
 from tests.unit import github_rig as rig
 from tests.unit.github_rig import answer, converse
 
@@ -260,6 +262,7 @@ def test_answers_are_not_kept_without_end() -> None:
 
 
 def test_an_organisations_jobs_cannot_be_listed() -> None:
+    assert not org().sees_jobs
     assert converse(org().jobs()) == ((), [])
 
 
@@ -313,6 +316,7 @@ def test_while_few_requests_are_left_no_jobs_are_asked_for() -> None:
         200, listed().body, headers={"x-ratelimit-remaining": "999", "x-ratelimit-limit": "5000"}
     )
     converse(service.runners(), low)
+    assert not service.sees_jobs
     assert converse(service.jobs()) == ((), [])
     # A runner can still be registered, and a new hour ends it.
     converse(service.register(place()), registered())
@@ -320,7 +324,27 @@ def test_while_few_requests_are_left_no_jobs_are_asked_for() -> None:
         200, listed().body, headers={"x-ratelimit-remaining": "4999", "x-ratelimit-limit": "5000"}
     )
     converse(service.runners(), more)
+    assert service.sees_jobs
     converse(service.jobs(), runs("queued"), runs("in_progress"))
+
+
+def test_the_last_answer_tells_how_many_requests_are_left() -> None:
+    service = repository()
+    assert service.requests is None
+    counts = {"x-ratelimit-limit": "5000", "x-ratelimit-reset": "1784000000"}
+    first = Answer(200, listed().body, headers={**counts, "x-ratelimit-remaining": "4000"})
+    converse(service.runners(), first)
+    assert service.requests == Requests(5000, 4000, 1784000000)
+    made = dataclasses.replace(registered(), headers={**counts, "x-ratelimit-remaining": "3999"})
+    converse(service.register(place()), made)
+    assert service.requests == Requests(5000, 3999, 1784000000)
+    # A proxy's answer, or that of a server without limits, tells nothing of them.
+    converse(service.runners(), Answer(200, listed().body))
+    assert service.requests == Requests(5000, 3999, 1784000000)
+    gone = error(403, x_ratelimit_limit="5000", x_ratelimit_remaining="0")
+    with pytest.raises(ServiceError):
+        converse(service.runners(), gone)
+    assert service.requests == Requests(5000, 0, 0)
 
 
 # the end of a runner

@@ -14,6 +14,8 @@ from ci.runners.gpu_check import Checked
 from ci.runners.labels import Facts
 from ci.runners.service import Fault, Job, Registered, Remote, ServiceError
 from ci.runners.settings import Limits, Settings
+from gpu_agent.model import ci_figures
+from gpu_agent.model.ci_figures import CiFigures, Requests
 from gpu_runtime.refusal import Refused
 from machine.process import CommandError
 
@@ -76,6 +78,7 @@ class Service:
 
     def __init__(self, world):
         self.url, self.idle_processes = SETTINGS.url, 1
+        self.requests, self.sees_jobs = None, True
         self.runners, self.jobs = world.runners, world.list_jobs
         self.register, self.withdraw, self.remove = world.register, world.withdraw, world.remove
 
@@ -627,8 +630,37 @@ def test_a_job_that_takes_too_much_disk_is_ended_and_its_runner_reports_it(world
     assert unit.name in world.units
 
 
+def figures(one):
+    return ci_figures.parse(one.figures())
+
+
+def test_the_figures_have_the_runners_by_state_and_the_jobs_that_wait(world):
+    world.jobs = [Job("o/r", f"j{n}", str(n), frozenset({"gpu-count-9"}), "") for n in range(3)]
+    world.jobs.append(Job("o/r", "runs", "9", frozenset(), "another-machines"))
+    one = keeper(world, most=3)
+    turn(world, one)
+    by_gpu(one, "a").unit.take_job()
+    turn(world, one, 1)
+    runners = {"idle": 2, "busy": 1, "ending": 0}
+    assert figures(one) == CiFigures(world.time, runners, 3, fault=False)
+    one._service.requests = Requests(5000, 40, 17)
+    assert figures(one).requests == Requests(5000, 40, 17)
+    one._service.sees_jobs = False
+    assert figures(one).waiting is None
+
+
+def test_the_figures_tell_of_a_fault_and_then_of_no_jobs(world):
+    one = keeper(world)
+    world.fault = ServiceError(Fault.BUSY, "503")
+    turn(world, one, 3)
+    assert (figures(one).fault, figures(one).waiting) == (True, None)
+    world.fault = None
+    turn(world, one, 61)
+    assert (figures(one).fault, figures(one).waiting) == (False, 0)
+
+
 def test_no_report_has_a_secret(world):
     one = keeper(world)
     turn(world, one)
-    assert "t0k3n" not in one.report() + repr(one.__dict__)
-    assert "s3cret" not in one.report()
+    assert "t0k3n" not in one.report() + one.figures() + repr(one.__dict__)
+    assert "s3cret" not in one.report() + one.figures()

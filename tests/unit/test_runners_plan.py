@@ -4,6 +4,7 @@
 
 import dataclasses
 import json
+import os
 import pathlib
 import subprocess
 import types
@@ -26,15 +27,17 @@ from ci.runners.runners import GITHUB as GITHUB_RUNNERS
 from ci.runners.runners import Outside, Runners, gitea_runners
 from ci.runners.service import Fault
 from ci.runners.settings import Limits, Settings
-from ci.system import Remains
+from ci.system import Place, Remains
 from gpu_agent.model.keep import Keep
 from lifecycle.drain import Drainer
 from lifecycle.records import Records
+from machine import download
 from options.part import Part
 from plan import plan as unit_plan
 from plan import status
 from plan.draining import Pause, Rest
 from plan.state import Failure, UnitState
+from relations import juju
 from tests.unit.situations import GPUS, MACHINE, READY, parse, refused
 
 URL = "https://gitea.example.com"
@@ -477,3 +480,139 @@ def test_without_a_resource_and_a_url_nothing_is_changed(tmp_path):
     assert program.ensure("gitea", "", Download(), print, tmp_path / "home") is False
     assert not program.installed("gitea", tmp_path / "home")
     assert plan.found(unit()) is HERE
+
+
+DAY = 86400
+BUILT = 1_780_000_000
+
+
+def packed(folder, name, built):
+    """An archive as GitHub's, whose program was built then; its path."""
+    (folder / name / "bin").mkdir(parents=True)
+    for path in ("bin/Runner.Listener", "run.sh"):
+        (folder / name / path).write_text(f"#!/bin/sh\necho {name}\n")
+        (folder / name / path).chmod(0o755)
+    os.utime(folder / name / "bin/Runner.Listener", (built, built))
+    archive = folder / f"{name}.tar.gz"
+    subprocess.run(["tar", "-czf", archive, "-C", folder / name, "."], check=True, timeout=30)
+    return archive
+
+
+def test_the_age_of_a_program_is_that_of_its_release_and_a_newer_one_resets_it(tmp_path):
+    home = tmp_path / "home"
+
+    def age(now):
+        return program.age("github", home, lambda: now)
+
+    assert age(BUILT) is None
+    program.ensure("github", str(packed(tmp_path, "old", BUILT)), Download(), print, home)
+    assert age(BUILT + 20 * DAY - 1) == 19
+    assert age(BUILT + 20 * DAY) == 20
+    # A clock that is behind tells nothing.
+    assert age(BUILT - 1) is None
+    assert age(0) is None
+    newer = packed(tmp_path, "new", BUILT + 15 * DAY)
+    program.ensure("github", str(newer), Download(), print, home)
+    assert age(BUILT + 20 * DAY) == 5
+    assert program.is_from("github", Download("", download.sha256_of(newer)), home)
+    assert not program.is_from("github", Download("", "0" * 64), home)
+    assert not program.is_from("github", Download(), home)
+
+
+@pytest.mark.parametrize("built", [0, 315532800, 9_000_000_000])
+def test_an_archive_with_an_impossible_time_is_as_old_as_its_installation(tmp_path, built):
+    home = tmp_path / "home"
+    program.ensure("github", str(packed(tmp_path, "odd", built)), Download(), print, home)
+    current, installed = home / "github/current", BUILT + DAY
+    os.utime(current, (installed, installed), follow_symlinks=False)
+    assert program.age("github", home, lambda: installed + 3 * DAY) == 3
+    assert program.age("github", home, lambda: installed - DAY) is None
+
+
+def test_a_single_file_has_no_age(tmp_path):
+    program.ensure("gitea", "/bin/true", Download(), print, tmp_path)
+    assert program.age("gitea", tmp_path) is None
+
+
+OLD = ": juju attach-resource worker runner=<file of the current release>)"
+
+
+@pytest.mark.parametrize(
+    ("days", "words"),
+    [
+        (None, ""),
+        (-1, ""),
+        (19, ""),
+        (20, "is 20 days old; GitHub gives no jobs to one that misses a release for 30 days"),
+        (30, "is 30 days old; GitHub gives no jobs to one that misses a release for 30 days"),
+        (31, "is 31 days old, so GitHub may give it no jobs any more"),
+    ],
+)
+def test_a_resource_of_github_warns_from_day_20_and_the_unit_stays_active(
+    monkeypatch, days, words
+):
+    ((level, text),) = said_of_program(monkeypatch, days=days)
+    assert level == "active"
+    assert text.endswith(f"; the runner's program {words}{OLD}") == bool(words)
+    assert ("program" in text) == bool(words)
+
+
+def test_a_download_that_the_option_names_warns_too(monkeypatch):
+    named = {"runner_download": f"{URL}/r@sha256:{'ab' * 32}"}
+    ((_, text),) = said_of_program(monkeypatch, named, given="", days=25)
+    assert text.endswith(": juju config worker runner-download= lets the charm follow GitHub)")
+
+
+def test_no_program_is_too_old_that_github_wants_or_that_the_charm_replaces(monkeypatch):
+    wanted_one = Download(URL, "ab" * 32)
+    for values in (
+        {"wanted_now": wanted_one, "has": wanted_one},
+        {"given": "", "wanted_now": wanted_one},
+        {"kind": GITEA_RUNNERS},
+    ):
+        ((_, text),) = said_of_program(monkeypatch, days=99, **values)
+        assert "program" not in text, values
+
+
+def test_the_age_alone_tells_if_github_does_not_say_what_it_wants(monkeypatch):
+    ((_, text),) = said_of_program(monkeypatch, days=31, wanted_now=None)
+    assert "may give it no jobs any more" in text
+
+
+NOTHING = Download()
+
+
+def said_of_program(
+    monkeypatch,
+    options=(),
+    *,
+    given="/r",
+    days,
+    wanted_now=NOTHING,
+    has=None,
+    kind=GITHUB_RUNNERS,
+):
+    """Status after the step that has the program, given as resource or by the options.
+
+    `wanted_now` is what GitHub wants now; None: it does not answer. `has` is what is here.
+    """
+
+    def wants(*_):
+        if wanted_now is None:
+            raise release.ReleaseError("no answer")
+        return wanted_now
+
+    outside = Outside(
+        is_here=lambda _: False,
+        current_program=lambda _: HERE.program,
+        program_age=lambda _: days,
+        has_release=lambda _, one: bool(has) and one == has,
+        have_program=lambda *_: False,
+        wanted_program=wants,
+    )
+    monkeypatch.setattr(juju, "resource", lambda *_: given)
+    one = Runners(kind, CHARM, print, Records.here(), outside)
+    base = GITHUB if kind is GITHUB_RUNNERS else GITEA
+    state = with_options(parse(**base, runner_scope="acme", **dict(options)))
+    (step,) = one.steps[Place.RELEASE]
+    return said(step(state, None), ci=one)

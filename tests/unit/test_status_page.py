@@ -41,6 +41,7 @@ VALUES = {
     "addresses": "0000:41:00.0, 0000:c1:00.0",
     "count": 3,
     "day": "2026-12-03",
+    "days": 120,
     "endpoint": "worker-tsa",
     "folder": "/srv/datasets/imagenet-2012: it is missing",
     "found": "8 GPUs",

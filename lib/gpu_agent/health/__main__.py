@@ -4,6 +4,7 @@
 
 import collections.abc
 import contextlib
+import functools
 import logging
 import pathlib
 import sys
@@ -24,10 +25,12 @@ from gpu_agent.health.settings import Settings
 from gpu_agent.health.sources import Sources
 from gpu_agent.model.decisions import Decision, Tell
 from gpu_agent.model.observations import Holding, Moment, Seen
+from gpu_agent.reporting.joblog import step_stderr
 from gpu_agent.reporting.joblog.build_info import Naming
 from gpu_agent.reporting.joblog.job_log import JobLog
+from gpu_agent.reporting.joblog.step_stderr import Pen
 from gpu_agent.reporting.metrics import server as serving
-from gpu_agent.reporting.metrics.collector import Metrics
+from gpu_agent.reporting.metrics.collector import Ci, Metrics
 from gpu_agent.reporting.receipts import lease_journal as journal
 from gpu_agent.reporting.receipts.ledger import Ledger
 from machine import files
@@ -136,7 +139,8 @@ def _composed(found: Settings, sources: _Woken, pace: Part, stack: contextlib.Ex
     waker = Waker(found.unit, settings.RUN / UNTOLD) if found.unit else NoCharm()
     stack.callback(waker.close)
     clerk = Clerk(found.mode, lambda: judge.memory, waker.want)
-    naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused)
+    pen = Pen(functools.partial(step_stderr.say, reader=found.log_reader))
+    naming, joblog = Naming(found.job_names), JobLog(found.job_log, found.unused, pen=pen)
     stack.callback(naming.close)
     # Before the waker, which then wakes in the same turn.
     freed = [Freed(found.recovery, waker.want)] if found.unit else []
@@ -152,7 +156,8 @@ def _metrics(found: Settings, naming: Naming, stack: contextlib.ExitStack) -> li
     if not found.metrics_port:
         return []
     version = pathlib.Path(__file__).resolve().parents[3].name
-    metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, naming)
+    ci = Ci(naming, pathlib.Path(found.ci_figures) if found.ci_figures else None)
+    metrics = Metrics(version, found.mode, found.poll_seconds, journal.PATH, ci)
     server = serving.serve(found.metrics_port, metrics.text)
     if server:
         stack.callback(server.close)

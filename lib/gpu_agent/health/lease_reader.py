@@ -15,7 +15,7 @@ from gpu_runtime import policy, unavailable
 from gpu_runtime import queue_messages as line
 from gpu_runtime.holder_usage import Host
 from gpu_runtime.lease_store import Store
-from gpu_runtime.lease_table import STEP
+from gpu_runtime.lease_table import STEP, gives_way
 from gpu_runtime.refusal import Refused
 from gpu_runtime.unavailable import Unavailable
 from machine import inotify
@@ -40,6 +40,7 @@ def holdings(store: str) -> tuple[Holding, ...] | None:
                 kind=holder.kind,
                 who="" if holder.kind == STEP else line.who(name, holder),
                 handing_over=leases.is_handed_over(holder, host),
+                is_idle=gives_way(holder),
             )
             for name, holder in holders
         )

@@ -92,10 +92,11 @@ class Holding:
         in_use: whether it still uses them.
         ours: whether the self-test made it.
         waited: how long it waited for them, in seconds; None: unknown.
-        kind: `step`; `container`, of an engine; or `job`, a gpu-run command.
+        kind: `step`; `container`, of an engine; `job`, a gpu-run command; or `runner`.
         who: its name in its engine; empty for a step.
         handing_over: it has ended, and its GPUs pass to the next holder once no process has them
             open.
+        is_idle: it is a runner without a job.
     """
 
     container: str
@@ -108,6 +109,7 @@ class Holding:
     kind: str = STEP
     who: str = ""
     handing_over: bool = False
+    is_idle: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

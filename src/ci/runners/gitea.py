@@ -50,9 +50,13 @@ class Gitea:
 
     Attributes:
         url: where it is.
+        requests: None: it has no limit.
+        sees_jobs: True: it lists all jobs.
     """
 
     idle_processes = 1
+    requests = None
+    sees_jobs = True
 
     def __init__(self, url: str, scope: str, token: str, registration: str = "") -> None:
         self.url, self._registration = url, registration

@@ -29,6 +29,7 @@ from ci.runners.service import (
     Talk,
     content,
 )
+from gpu_agent.model.ci_figures import Requests
 
 NAME: typing.Final = "github"
 
@@ -134,9 +135,15 @@ class GitHub:
         where = "/".join(urllib.parse.quote(part, safe="") for part in parts)
         self._base = f"{kind}{where}/actions"
         self._group_id: int | None = None if group else _DEFAULT_GROUP
-        # Answers by path, the last used last, and how many requests are left of how many.
+        self.requests: Requests | None = None
+        # Answers by path, the last used last.
         self._seen: dict[str, Answer] = {}
-        self._left: tuple[int, int] = (0, 0)
+
+    @property
+    def sees_jobs(self) -> bool:
+        """Whether it is a repository, and not few of this hour's requests are left."""
+        few = self.requests and self.requests.left < self.requests.limit * _RESERVE
+        return self._is_repository and not few
 
     def runners(self) -> Talk[tuple[Remote, ...]]:
         """Ask for all runners of this organisation or repository."""
@@ -149,8 +156,7 @@ class GitHub:
         GitHub cannot list an organisation's jobs. It is not asked for the jobs of more than a few
         runs at once, and for none while few of this hour's requests are left.
         """
-        left, of = self._left
-        if not self._is_repository or left < of * _RESERVE:
+        if not self.sees_jobs:
             return ()
         runs: list[str] = []
         for status, most in (("queued", _MOST_RUNS // 2), ("in_progress", _MOST_RUNS)):
@@ -286,8 +292,7 @@ class GitHub:
         if seen:
             headers = {**headers, "If-None-Match": seen.headers["etag"]}
         answer = yield Call("GET", self._base + path, secret, headers=headers)
-        left, of = (api.number(answer, f"x-ratelimit-{name}") for name in ("remaining", "limit"))
-        self._left = left, of
+        self._count(answer)
         if seen and answer.status == 304:
             answer = seen
         self._checked(answer, what)
@@ -299,7 +304,17 @@ class GitHub:
 
     def _send(self, method: str, path: str, body: dict[str, object] | None = None) -> Talk[Answer]:
         secret = yield from self._secret()
-        return (yield Call(method, path, secret, body, api.HEADERS))
+        answer = yield Call(method, path, secret, body, api.HEADERS)
+        self._count(answer)
+        return answer
+
+    def _count(self, answer: Answer) -> None:
+        """Note how many requests are left; an answer of a proxy does not say."""
+        left, limit, reset = (
+            api.number(answer, f"x-ratelimit-{name}") for name in ("remaining", "limit", "reset")
+        )
+        if limit:
+            self.requests = Requests(limit, left, reset)
 
     def _secret(self) -> Talk[str]:
         if isinstance(self._credential, App):

@@ -92,6 +92,19 @@ KINDS: typing.Final = Kinds(
         "{text}",
         "see journalctl -u gpu-ci-runners",
     ),
+    Kind(
+        "runner-program-old",
+        Level.ACTIVE,
+        "the runner's program is {days} days old; GitHub gives no jobs to one that misses a "
+        "release for 30 days",
+        "{remedy}",
+    ),
+    Kind(
+        "runner-program-too-old",
+        Level.ACTIVE,
+        "the runner's program is {days} days old, so GitHub may give it no jobs any more",
+        "{remedy}",
+    ),
 )
 
 text = KINDS.text

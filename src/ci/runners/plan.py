@@ -24,6 +24,24 @@ from plan.messages import Line
 from plan.model import Plan
 from plan.state import UnitState
 
+# Days after which status warns, and for which GitHub gives jobs to a program that misses a release
+# (github.com/actions/runner/issues/4392).
+WARNED: typing.Final = 20
+_GIVEN_UP: typing.Final = 30
+
+
+@dataclasses.dataclass(frozen=True)
+class Pinned:
+    """A program that the charm may not replace by a newer release, though GitHub wants one.
+
+    Attributes:
+        by_resource: it is the resource; else the one of runner-download.
+        days: how old the release is.
+    """
+
+    by_resource: bool
+    days: int
+
 
 @dataclasses.dataclass(frozen=True)
 class Found:
@@ -31,6 +49,7 @@ class Found:
 
     Attributes:
         program: absolute path of the program that new runners have; or empty.
+        pinned: a program that is too old soon; None: there is no such, or its age is not known.
         runs: whether the daemon runs.
         report: what the daemon reported last.
         relations: endpoint and application of the relations that do nothing.
@@ -41,6 +60,7 @@ class Found:
     """
 
     program: str = ""
+    pinned: Pinned | None = None
     runs: bool = False
     report: Report = Report()
     relations: tuple[tuple[str, str], ...] = ()
@@ -162,7 +182,9 @@ def status_of(state: UnitState, wanted: Plan, name: str, *, rests: bool) -> CiSt
     """
     own, seen = chosen(state.options), found(state)
     why = f"with ci-system={state.options.ci_system}"
-    notes = tuple(status.relation_idle(state, *one, why) for one in seen.relations)
+    notes = [status.relation_idle(state, *one, why) for one in seen.relations]
+    if seen.pinned:
+        notes.append(_of_age(seen.pinned, state.application))
     lines = list[Line]()
     if isinstance(wanted.gpu, GpuPlan) and not seen.has_runc:
         notes += (messages.line("self-test-without-runc"),)
@@ -172,7 +194,15 @@ def status_of(state: UnitState, wanted: Plan, name: str, *, rests: bool) -> CiSt
         lines += _of_report(seen.report, own, name, state.application)
         if not seen.runs and not rests:
             lines.append(messages.line("runners-down"))
-    return CiStatus(ready="Runners ready", lines=tuple(lines), notes=notes)
+    return CiStatus(ready="Runners ready", lines=tuple(lines), notes=tuple(notes))
+
+
+def _of_age(pinned: Pinned, application: str) -> Line:
+    remedy = f"juju config {application} runner-download= lets the charm follow GitHub"
+    if pinned.by_resource:
+        remedy = f"juju attach-resource {application} runner=<file of the current release>"
+    code = "runner-program-old" if pinned.days <= _GIVEN_UP else "runner-program-too-old"
+    return messages.line(code, days=pinned.days, remedy=remedy)
 
 
 def _of_report(report: Report, own: RunnersOptions, name: str, application: str) -> list[Line]:

@@ -9,6 +9,7 @@ import collections.abc
 import errno
 import os
 import pathlib
+import time
 import typing
 
 from ci.runners.options import Download
@@ -31,6 +32,9 @@ _INSTALL: typing.Final = "/usr/bin/install"
 _TAR: typing.Final = "/usr/bin/tar"
 _COPY: typing.Final = 300.0  # seconds on a busy disk
 _START: typing.Final = 30.0  # seconds for the program's answer
+_DAY: typing.Final = 86400.0
+# 2019-08-01, before GitHub's first runner: an archive with an earlier time has none.
+_FIRST: typing.Final = 1564617600.0
 
 
 class ProgramError(PartError):
@@ -42,6 +46,40 @@ def installed(service: str, home: pathlib.Path = HOME) -> str:
     folder = (home / service / _CURRENT).resolve()
     there = (folder / name for name in (_PROGRAM, _SCRIPT))
     return next((str(path) for path in there if path.exists()), "")
+
+
+def age(
+    service: str,
+    home: pathlib.Path = HOME,
+    now: collections.abc.Callable[[], float] = time.time,
+) -> int | None:
+    """Return how old the release is from which new runners are, in whole days.
+
+    The archive has the time at which the release was built. If that is impossible, the time counts
+    since which new runners have this program.
+
+    Args:
+        service: the name of the CI service.
+        home: where the versions are.
+        now: returns the seconds since 1970.
+
+    Returns:
+        None if it is not known: there is no such archive, or a clock is wrong.
+    """
+    current = home / service / _CURRENT
+    try:
+        times = (current / _LISTENER).stat().st_mtime, current.lstat().st_mtime
+    except OSError:
+        return None
+    at = now()
+    since = next((one for one in times if _FIRST <= one <= at), None)
+    return None if since is None else int((at - since) // _DAY)
+
+
+def is_from(service: str, release: Download, home: pathlib.Path = HOME) -> bool:
+    """Whether the program that new runners have is of this download."""
+    folder = (home / service / _CURRENT).resolve()
+    return bool(release.sha256) and folder.name == _version(release.sha256)
 
 
 def ensure(
@@ -71,7 +109,7 @@ def ensure(
         return False
     sha256 = download.sha256_of(pathlib.Path(given)) if given else wanted.sha256
     versions = home / service
-    target, changed = versions / sha256[:16], False
+    target, changed = versions / _version(sha256), False
     files.ensure_directory(versions)
     # It gets its name once it is complete.
     if not target.exists():
@@ -90,12 +128,16 @@ def remove(service: str, home: pathlib.Path = HOME) -> bool:
     return removed
 
 
+def _version(sha256: str) -> str:
+    return sha256[:16]
+
+
 def _fetch(
     wanted: Download, say: collections.abc.Callable[[str], None], versions: pathlib.Path
 ) -> pathlib.Path:
     folder = versions / _ARRIVES
     files.ensure_directory(folder)
-    arrives = folder / wanted.sha256[:16]
+    arrives = folder / _version(wanted.sha256)
     bounds = download.Bounds(size=_LARGEST, room=_ROOM)
     remedy = "Check the option runner-download"
 

@@ -7,11 +7,12 @@ import dataclasses
 import pathlib
 import typing
 
-from ci.runners import daemon_unit, options, plan, program, release
+from ci.runners import daemon_unit, github, options, plan, program, release
 from ci.runners.daemon import retire
 from ci.runners.jobs import Jobs
 from ci.runners.options import Download, RunnersOptions, chosen
-from ci.runners.settings import Settings
+from ci.runners.plan import Pinned
+from ci.runners.settings import FIGURES, Settings
 from ci.system import CiSystem, Place, Remains, Remove, Say, Step
 from gpu_agent.model.keep import Keep
 from gpu_agent.runtime import runc as runcs
@@ -45,6 +46,8 @@ class Outside:
         jobs: what takes jobs.
         current_program: returns the path of the program that new runners of a service have; or
             empty.
+        program_age: returns how old the release of that program is, in days; None: not known.
+        has_release: whether that program is of a download.
         have_program: makes a program the one that new runners of a service have.
         wanted_program: asks a service which program it wants now; nothing if it does not say.
         report: returns what the daemon reported.
@@ -60,6 +63,8 @@ class Outside:
 
     jobs: Drainable = dataclasses.field(default_factory=Jobs)
     current_program: collections.abc.Callable[[str], str] = program.installed
+    program_age: collections.abc.Callable[[str], int | None] = program.age
+    has_release: collections.abc.Callable[[str, Download], bool] = program.is_from
     have_program: collections.abc.Callable[[str, str, Download, Say], bool] = program.ensure
     wanted_program: collections.abc.Callable[[str, RunnersOptions], Download] = release.wanted
     report: collections.abc.Callable[[], daemon_unit.Report] = daemon_unit.report
@@ -83,14 +88,18 @@ class Kind:
     Attributes:
         options: its options, with its name in settings.
         shown: its name for people.
+        log_reader: the name of the program that starts a job's steps and reads what they write;
+            empty: the runner's program itself.
     """
 
     options: CiOptions
     shown: str
+    log_reader: str = ""
 
 
 GITEA: typing.Final = Kind(options.GITEA, "Gitea")
-GITHUB: typing.Final = Kind(options.GITHUB, "GitHub")
+# GitHub's Runner.Listener starts another program for its job (JobDispatcher.cs).
+GITHUB: typing.Final = Kind(options.GITHUB, "GitHub", "Runner.Worker")
 
 
 def gitea_runners(charm: juju.Charm, say: Say, records: Records) -> CiSystem:
@@ -160,6 +169,8 @@ class Runners:
         return AgentView(
             service=daemon_unit.SERVICE,
             job_names=("-m", "ci.runners.jobs"),
+            log_reader=self._kind.log_reader,
+            figures=str(FIGURES),
             disks=("/var/lib",),
         )
 
@@ -233,7 +244,8 @@ class Runners:
             return state
         own = chosen(state.options)
         wanted = own.download
-        if not given and not wanted.url:
+        is_pinned = bool(given or wanted.url)
+        if not is_pinned:
             found, state = part_runner.make(
                 state, Part.RELEASE, self._outside.wanted_program, self.name, own
             )
@@ -242,9 +254,26 @@ class Runners:
             state, Part.RELEASE, self._outside.have_program, self.name, given, wanted, self._say
         )
         seen = dataclasses.replace(
-            plan.found(state), program=self._outside.current_program(self.name)
+            plan.found(state),
+            program=self._outside.current_program(self.name),
+            pinned=self._pinned(own, by_resource=bool(given)) if is_pinned else None,
         )
         return dataclasses.replace(state, ci=seen)
+
+    def _pinned(self, own: RunnersOptions, *, by_resource: bool) -> Pinned | None:
+        """Return how old the program is, if GitHub may want a newer one; else None."""
+        if self.name != github.NAME:
+            return None
+        days = self._outside.program_age(self.name)
+        if days is None or days < plan.WARNED:
+            return None
+        try:
+            is_wanted = self._outside.has_release(
+                self.name, self._outside.wanted_program(self.name, own)
+            )
+        except release.ReleaseError:  # then its age alone tells
+            is_wanted = False
+        return None if is_wanted else Pinned(by_resource, days)
 
     def _keep_runners(self, state: UnitState, wanted: Plan) -> UnitState:
         """Run the daemon with the settings of the plan; without any, remove it."""

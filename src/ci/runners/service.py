@@ -13,6 +13,7 @@ import json
 import typing
 
 from ci.runners.labels import Labels
+from gpu_agent.model.ci_figures import Requests
 
 _LONGEST: typing.Final = 400  # characters of an error
 _Learned = typing.TypeVar("_Learned")
@@ -168,6 +169,16 @@ class Service(typing.Protocol):
     @property
     def url(self) -> str:
         """Where its API is, without a slash at its end; its pages may be elsewhere."""
+        ...
+
+    @property
+    def requests(self) -> Requests | None:
+        """How many requests it allows, as it said last; None: it has not said."""
+        ...
+
+    @property
+    def sees_jobs(self) -> bool:
+        """Whether it can be asked for the jobs that wait; else `jobs` finds none."""
         ...
 
     def runners(self) -> Talk[tuple[Remote, ...]]:

@@ -13,6 +13,8 @@ PATH: typing.Final = pathlib.Path("/etc/gpu-ci/runners.json")
 RUN: typing.Final = pathlib.Path("/run/gpu-ci-runners")
 """For root only: the secrets of runners that begin, and the daemon's report."""
 REPORT: typing.Final = RUN / "report.json"
+FIGURES: typing.Final = RUN / "figures.json"
+"""The daemon's figures for metrics (gpu_agent.model.ci_figures)."""
 
 VERSION: typing.Final = 1
 

@@ -24,7 +24,7 @@ from gpu_agent.reporting.receipts import lease_journal as journal
 from gpu_agent.reporting.receipts.account import Sample
 from gpu_runtime import decision_log
 from gpu_runtime.holder_usage import Host
-from gpu_runtime.lease_table import STEP
+from gpu_runtime.lease_table import RUNNER, STEP
 
 NOTES: typing.Final = pathlib.Path("/run/gpu-ci/health/joblog.json")
 
@@ -98,19 +98,25 @@ class JobLog:
             self._tells = [one for one in self._tells if moment.now - one[0] < _TRIED]
             return
         # Other holders write to their engine's log or to a terminal.
-        jobs = [one for one in moment.holdings if one.in_use and not one.ours and one.kind == STEP]
-        notes = {one.container: self._notes.of(one, moment) for one in jobs}
+        held = [one for one in moment.holdings if one.in_use and not one.ours]
+        jobs = [one for one in held if one.kind == STEP]
+        # A runner has its GPUs longer than its job: faults alone are surely the job's.
+        of_runners = [one for one in held if one.kind == RUNNER and not one.is_idle]
+        notes = {one.container: self._notes.of(one, moment) for one in (*jobs, *of_runners)}
         self._look(moment, jobs, notes)
         for job in jobs:
             self._take_in(moment, job, notes[job.container])
+        for job in of_runners:
+            self._take_in_faults(moment, job, notes[job.container])
         self._tells = []
-        there = {job.container for job in jobs}
+        there = notes.keys()
         self._lines = {name: lines for name, lines in self._lines.items() if name in there}
         try:
             self._notes.save({(one.container, one.since) for one in moment.holdings})
         finally:
-            for job in jobs:
+            for job in (*jobs, *of_runners):
                 self._write(moment.now, job)
+            for job in jobs:
                 self._end(moment, job, notes[job.container])
 
     def _look(
@@ -144,12 +150,15 @@ class JobLog:
         if self._mode == "enabled":
             self._start(moment, job, note, cards)
             self._sum_up(moment, job, note, cards)
+        self._take_in_faults(moment, job, note)
+        if self._unused != "ignore":
+            self._idle(moment, job, note, cards)
+
+    def _take_in_faults(self, moment: Moment, job: Holding, note: Note) -> None:
         if self._mode != "disabled":
             # A job that came later is not affected.
             for tell in [tell for at, tell in self._tells if job.since <= at]:
                 self._fault(moment, job, note, tell)
-        if self._unused != "ignore":
-            self._idle(moment, job, note, cards)
 
     def _start(
         self, moment: Moment, job: Holding, note: Note, cards: collections.abc.Sequence[Card]

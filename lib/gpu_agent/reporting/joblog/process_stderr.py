@@ -45,7 +45,14 @@ class NotTheirsError(Exception):
     """The process's stderr is not the one it was given, or is closed; the text says which."""
 
 
-def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable[[], bool]) -> int:
+def write(
+    pid: int,
+    reader: int,
+    text: bytes,
+    is_meant: collections.abc.Callable[[], bool],
+    *,
+    mixed: bool = False,
+) -> int:
     """Write to a process's stderr as much as fits now.
 
     Args:
@@ -54,6 +61,7 @@ def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable
         text: whole lines. A pipe takes up to PIPE_BUF bytes in one piece or not at all; a terminal
             that is nearly full may take a part.
         is_meant: whether `pid` is still the intended process; called once its stderr is held.
+        mixed: whether its stdout and stderr may be one pipe.
 
     Returns:
         The number of bytes written; 0: nothing fits now.
@@ -72,7 +80,7 @@ def write(pid: int, reader: int, text: bytes, is_meant: collections.abc.Callable
             raise NotTheirsError("the process has ended")
         found = _look(held)
         if stat.S_ISFIFO(found.mode):
-            _check_pipe(found, pid, reader)
+            _check_pipe(found, pid, reader, mixed=mixed)
         elif stat.S_ISCHR(found.mode) and found.numbers[0] == _TERMINAL_MAJOR:
             _check_terminal(found, reader)
         else:
@@ -116,7 +124,7 @@ def _write(held: int, text: bytes) -> int:
         os.close(descriptor)
 
 
-def _check_pipe(found: _Found, pid: int, reader: int) -> None:
+def _check_pipe(found: _Found, pid: int, reader: int, *, mixed: bool) -> None:
     name = f"pipe:[{found.inode}]"
     # Otherwise it is a FIFO with a name, which some process created.
     if found.device != _pipes() or not any(
@@ -124,7 +132,9 @@ def _check_pipe(found: _Found, pid: int, reader: int) -> None:
     ):
         raise NotTheirsError("it is a pipe of the job's own")
     # The process was given two pipes; a program may parse what comes from stdout.
-    if any(number == str(_STDOUT) and target == name for number, target in _open_in(pid)):
+    if not mixed and any(
+        number == str(_STDOUT) and target == name for number, target in _open_in(pid)
+    ):
         raise NotTheirsError("it goes where its stdout goes")
 
 

@@ -18,7 +18,10 @@ import typing
 
 from gpu_agent.model.observations import Holding
 from gpu_agent.reporting.joblog import process_stderr as terminals
+from gpu_agent.reporting.joblog import runner_stderr
 from gpu_runtime.holder_usage import Host
+from gpu_runtime.lease_table import RUNNER
+from machine.process import CommandError
 
 _PROC: typing.Final = pathlib.Path("/proc")
 _WRITERS: typing.Final = (
@@ -80,16 +83,19 @@ class Pen:
             thread.join(seconds)
 
 
-def say(holding: Holding, text: bytes) -> tuple[Outcome, bytes]:
-    """Write to the stderr of the step in a container, without waiting for a reader.
+def say(holding: Holding, text: bytes, reader: str = "") -> tuple[Outcome, bytes]:
+    """Write to the stderr of the step in a container or of a runner's job, without waiting.
 
     Args:
-        holding: the container.
+        holding: the container or the runner.
         text: a whole line with its end, at most PIPE_BUF bytes; or the rest of one.
+        reader: the program of runners that reads what jobs write; see runner_stderr.say.
 
     Returns:
         The result, and the rest of the text if a terminal took only a part.
     """
+    if holding.kind == RUNNER:
+        return _say_to_runner(holding, text, reader)
     host = Host()
     outcome, left = Outcome.NOBODY, text
     try:
@@ -100,6 +106,19 @@ def say(holding: Holding, text: bytes) -> tuple[Outcome, bytes]:
     except (OSError, ValueError):  # the container is being deleted, or can't be inspected now
         return Outcome.NOBODY, text
     return outcome, left
+
+
+def _say_to_runner(holding: Holding, text: bytes, reader: str) -> tuple[Outcome, bytes]:
+    try:
+        written = runner_stderr.say(holding.container, reader, text)
+    except terminals.NotTheirsError:
+        return Outcome.NEVER, text
+    except (OSError, ValueError, CommandError):  # the runner ends
+        return Outcome.NOBODY, text
+    if written is None:
+        return Outcome.NOBODY, text
+    left = text[written:]
+    return (Outcome.FULL if left else Outcome.SAID), left
 
 
 def _say_now(holding: Holding, text: bytes) -> tuple[Outcome, bytes]:

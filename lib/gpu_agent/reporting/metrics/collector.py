@@ -13,7 +13,9 @@ import pathlib
 import time
 import typing
 
+from gpu_agent.model import ci_figures
 from gpu_agent.model.card import Card, Figures
+from gpu_agent.model.ci_figures import CiFigures
 from gpu_agent.model.decisions import Decision, Suspect
 from gpu_agent.model.observations import Hang, Holding, Look, Message, Moment, Source
 from gpu_agent.reporting.metrics import definitions as exporter
@@ -21,10 +23,14 @@ from gpu_agent.reporting.metrics import refusal_reasons as refusals
 from gpu_agent.reporting.metrics.definitions import Histogram, Page
 from gpu_runtime import unavailable
 from gpu_runtime.holder_usage import Host
+from machine import files
 
 _MIB: typing.Final = 1 << 20
 _XIDS_EACH: typing.Final = 32  # numbers of Xids with a series of their own, per GPU
 _OTHER: typing.Final = "other"
+# How long figures of the CI system are current, in seconds: its daemon can wait a minute for an
+# answer before it writes the next ones.
+_CI_FRESH: typing.Final = 120.0
 _HUNG: typing.Final = 2  # calls in a row that did not return
 _KINDS: typing.Final = (
     (exporter.QUARANTINED, unavailable.QUARANTINED),
@@ -65,6 +71,22 @@ def nobody(_container: str) -> Job | None:
 
 
 @dataclasses.dataclass(frozen=True)
+class Ci:
+    """What the CI system says.
+
+    Attributes:
+        names: returns the job of a container.
+        figures: the file with its figures; None: it has none.
+    """
+
+    names: Names = nobody
+    figures: pathlib.Path | None = None
+
+
+_NO_CI: typing.Final = Ci()
+
+
+@dataclasses.dataclass(frozen=True)
 class _Known:
     """The data of one scrape. Each turn makes a new one, since another thread reads it.
 
@@ -78,6 +100,7 @@ class _Known:
         breaker: whether the circuit breaker has tripped.
         waits: waiting times of tasks that got GPUs, in seconds.
         refused: number of refusals by reason.
+        ci: figures of the CI system; None: it has none.
     """
 
     moment: Moment
@@ -91,6 +114,7 @@ class _Known:
     breaker: bool = False
     waits: Histogram = Histogram()
     refused: collections.abc.Mapping[str, int] = dataclasses.field(default_factory=dict[str, int])
+    ci: CiFigures | None = None
 
 
 class Metrics:
@@ -102,7 +126,7 @@ class Metrics:
         mode: str,
         poll_seconds: float,
         journal: pathlib.Path,
-        names: Names = nobody,
+        ci: Ci = _NO_CI,
         clock: collections.abc.Callable[[], float] = Host.now,
     ) -> None:
         """Start without observations.
@@ -112,14 +136,14 @@ class Metrics:
             mode: the option gpu-health.
             poll_seconds: seconds between two polls of the GPUs.
             journal: the decision log of the GPU runtime.
-            names: returns the job of a container.
+            ci: what the CI system says.
             clock: returns the seconds since boot, as in Moment.
         """
         self._info = (version, mode)
         self._fresh_seconds = 2 * poll_seconds
         self._journal = refusals.Journal(journal)
         self._journal_fails = False
-        self._names, self._clock = names, clock
+        self._ci, self._clock = ci, clock
         self._started, self._began = time.time(), clock()
         # By GPU, number and source: the driver and the kernel log report the same Xids.
         self._counts: dict[tuple[str, str, Source], int] = {}
@@ -149,6 +173,7 @@ class Metrics:
             breaker=bool(suspects[-1].cause) if suspects else last.breaker,
             waits=waits,
             refused=refused,
+            ci=_read_ci(self._ci.figures) if self._ci.figures else None,
         )
 
     def text(self) -> str:
@@ -170,6 +195,8 @@ class Metrics:
                 page.set(exporter.XIDS, count, *cards[uuid], number)
         if now - moment.now <= self._fresh_seconds:
             _add_state(page, known)
+            if known.ci and now - known.ci.at <= _CI_FRESH:
+                _add_ci(page, known.ci)
             if moment.look and now - moment.look.at <= self._fresh_seconds:
                 _add_look(page, moment.cards, moment.look)
         return page.text()
@@ -194,7 +221,7 @@ class Metrics:
         for holding in moment.holdings or ():
             if holding.ours or not holding.in_use:
                 continue
-            if (job := self._names(holding.container)) and job.team:
+            if (job := self._ci.names(holding.container)) and job.team:
                 for card in moment.cards_of(holding):
                     yield str(card.index), job.team, job.pipeline, job.job
 
@@ -253,6 +280,27 @@ def _add_state(page: Page, known: _Known) -> None:
             page.set(exporter.TESTED, _any(holders, ours=True), *labels)
     for names in sorted(known.jobs):
         page.set(exporter.LEASE, 1, *names)
+
+
+def _read_ci(path: pathlib.Path) -> CiFigures | None:
+    """Return the CI system's figures; None if there are none."""
+    try:
+        text = files.read_text(path)
+        return ci_figures.parse(text) if text else None
+    except (OSError, ValueError):  # those of another revision, until its daemon is restarted
+        return None
+
+
+def _add_ci(page: Page, ci: CiFigures) -> None:
+    """Add the samples of the CI system."""
+    for state, count in ci.runners.items():
+        page.set(exporter.RUNNERS, count, state)
+    page.set(exporter.RUNNER_FAULT, ci.fault)
+    page.set(exporter.JOBS_WAITING, ci.waiting)
+    if ci.requests:
+        page.set(exporter.REQUESTS_LIMIT, ci.requests.limit)
+        page.set(exporter.REQUESTS_LEFT, ci.requests.left)
+        page.set(exporter.REQUESTS_RESET, ci.requests.reset or None)
 
 
 def _any(holders: list[Holding], *, ours: bool) -> bool:

@@ -124,6 +124,29 @@ LEASE: typing.Final = Metric(
     "gpuci_lease_info", "gauge", ("gpu", "team", "pipeline", "job"),
     "1 for each known CI job that holds the GPU; Prometheus renames job to exported_job",
 )  # fmt: skip
+RUNNERS: typing.Final = Metric(
+    "gpuci_runners", "gauge", ("state",),
+    "Runners of a CI service on this machine; state: idle, busy or ending",
+)  # fmt: skip
+RUNNER_FAULT: typing.Final = Metric(
+    "gpuci_runner_fault", "gauge", (),
+    "1: the CI service cannot be asked, or a runner cannot begin, as status says; 0: neither",
+)  # fmt: skip
+JOBS_WAITING: typing.Final = Metric(
+    "gpuci_ci_jobs_waiting", "gauge", (),
+    "Jobs in the CI service's own queue; absent if this machine cannot see them",
+)  # fmt: skip
+REQUESTS_LIMIT: typing.Final = Metric(
+    "gpuci_ci_requests_limit", "gauge", (),
+    "Requests that the CI service's API allows in a period, as it said last; absent: no limit",
+)  # fmt: skip
+REQUESTS_LEFT: typing.Final = Metric(
+    "gpuci_ci_requests_remaining", "gauge", (), "Those of them that are left in this period"
+)
+REQUESTS_RESET: typing.Final = Metric(
+    "gpuci_ci_requests_reset_timestamp_seconds", "gauge", (),
+    "Start of the next period, in seconds since the epoch by the service's clock",
+)  # fmt: skip
 WAIT: typing.Final = Metric(
     "gpuci_lease_wait_seconds", "histogram", (),
     "Time in seconds that tasks waited on this worker until they got their GPUs",
@@ -180,7 +203,8 @@ INFO: typing.Final = Metric(
 TABLE: typing.Final = (
     BUSY, MEMORY_USED, MEMORY_TOTAL, POWER, POWER_LIMIT, TEMPERATURE, CLOCK, REASON, ENERGY,
     ECC_CORRECTED, ECC_UNCORRECTED, REMAP_PENDING, REMAP_FAILED, ANSWERS, XIDS, LEASED,
-    HANDING_OVER, TESTED, QUARANTINED, CORDONED, EXTERNAL, UNUSABLE, CAUSE, LEASE, WAIT, REFUSALS,
+    HANDING_OVER, TESTED, QUARANTINED, CORDONED, EXTERNAL, UNUSABLE, CAUSE, LEASE, RUNNERS,
+    RUNNER_FAULT, JOBS_WAITING, REQUESTS_LIMIT, REQUESTS_LEFT, REQUESTS_RESET, WAIT, REFUSALS,
     POLL_TIME, POLL_AGE, HUNG, MISSES, BREAKER, WATCHED, TURN_AGE, STARTED, INFO,
 )  # fmt: skip
 

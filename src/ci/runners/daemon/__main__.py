@@ -50,6 +50,7 @@ def main() -> int:
                 _log.warning("%s", now or "can look at the runners again")
                 fault = now
             files.ensure_file(settings.REPORT, keeper.report(), mode=0o600)
+            files.ensure_file(settings.FIGURES, keeper.figures(), mode=0o600)
             # Status shows it.
             if keeper.trouble_text() != told:
                 told = keeper.trouble_text()

@@ -23,6 +23,8 @@ from ci.runners.service import Fault, Job, Place, Remote, Service, ServiceError,
 from ci.runners.settings import Settings
 from ci.runners.units import DOOR_VARIABLES, Allowed, Unit, Units
 from gpu_agent.engines import front
+from gpu_agent.model import ci_figures
+from gpu_agent.model.ci_figures import CiFigures
 from gpu_runtime.lease_table import idle_runner
 from gpu_runtime.refusal import Refused
 from machine import process
@@ -213,6 +215,18 @@ class Keeper:
                 ],
             },
             indent=1,
+        )
+
+    def figures(self) -> str:
+        """Return the figures for metrics."""
+        counts = dict.fromkeys((state.value for state in State), 0)
+        for runner in self.runners.values():
+            counts[runner.state.value] += 1
+        is_known = self._service.sees_jobs and not self.trouble
+        waiting = sum(not job.runner for job in self._jobs) if is_known else None
+        is_faulty = bool(self.trouble_text())
+        return ci_figures.as_text(
+            CiFigures(self._now(), counts, waiting, is_faulty, self._service.requests)
         )
 
     def _follow(self, look: Look, there: tuple[str, ...]) -> None:
