@@ -40,7 +40,7 @@ def say(slice_: str, reader: str, text: bytes) -> int | None:
     group = services.show(slice_, "ControlGroup")["ControlGroup"]
     top = cgroups.folder("", group) if group else ""
     refused: terminals.NotTheirsError | None = None
-    # Beside the unit, the slice may have a service for containers of the job.
+    # Beside the unit there may be containers of the job.
     for unit in [name for name in (proc.names(top) if top else []) if name.endswith(_SERVICE)]:
         folder = f"{top}/{unit}"
         parents = {pid: _parent(pid) for pid in _inside(folder)}
