@@ -331,7 +331,7 @@ class Unit:
         process.run(
             [_SYSTEMCTL, "stop", "--", *stopped], timeout=_TIMEOUT, check=False, told=False
         )
-        # Last: what is left is found by it.
+        # Last: `left` finds by it what a failed call has not removed.
         files.ensure_absent(self._door)
 
     def _properties(self, nodes: list[str], slice_: str) -> list[str]:

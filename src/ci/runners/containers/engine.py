@@ -39,7 +39,7 @@ class _Connection(http.client.HTTPConnection):
         """Connect.
 
         Raises:
-            OSError: nobody listens.
+            OSError: no engine listens.
         """
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
