@@ -103,13 +103,15 @@ class Box:
         lease_site.until(lambda: self.leases()["holders"][unit]["execs"], 60)
         return unit
 
+    def end_all(self):
+        """End what people run."""
+        self.sh(f"systemctl stop 'test-*' '{UNITS}' 'gpu-run-*.scope' 2>/dev/null; true")
+
     def settle(self):
         """End all that runs, as a test leaves it."""
-        self.sh(
-            f"systemctl stop 'test-*' '{UNITS}' 'gpu-run-*.scope' 2>/dev/null; "
-            # The leases of what is over, which the next one would find so.
-            "rm -rf /srv/said /run/gpu-ci/leases; systemctl reset-failed; true"
-        )
+        self.end_all()
+        # The leases of what is over, which the next one would find so.
+        self.sh("rm -rf /srv/said /run/gpu-ci/leases; systemctl reset-failed; true")
 
 
 @contextlib.contextmanager

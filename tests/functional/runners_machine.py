@@ -16,7 +16,6 @@ import time
 
 from ci.runners import settings
 from ci.runners.labels import Facts
-from tests.functional import run_machine
 
 SERVER, RUNNER, STATIC = (
     os.environ.get(f"GPUCI_GITEA{name}", "") for name in ("", "_RUNNER", "_STATIC")
@@ -156,10 +155,16 @@ match sys.argv[1:]:
 
 
 class Site:
-    """The machine, its server and its runners."""
+    """The machine, its server and its runners.
 
-    def __init__(self, box):
+    Args:
+        box: the machine, as run_machine.Box; or a virtual one, as in tests/soak/guest/runners.py.
+        patience: how many times as long as on a quiet machine things may take.
+    """
+
+    def __init__(self, box, patience=1):
         self.box, self.machine, self.sh = box, box.machine, box.sh
+        self.patience = patience
         policy = json.loads(self.machine.read("/etc/gpu-ci/policy.json"))
         self.uuids = [gpu["uuid"] for gpu in policy["gpus"]]
         self.token = self._install_server()
@@ -353,7 +358,7 @@ class Site:
         began = time.monotonic()
         while not ready():
             took = time.monotonic() - began
-            assert took < seconds, f"it did not happen: {self.look()}"
+            assert took < seconds * self.patience, f"it did not happen: {self.look()}"
             time.sleep(0.2)
         return time.monotonic() - began
 
@@ -372,8 +377,8 @@ class Site:
             self.cancel(name)
         if left or self.runners("busy"):
             self.sh(f"systemctl kill -s KILL 'gpu-ci-runner-*'; systemctl restart {DAEMON}")
-        ends = f"systemctl stop 'test-*' '{run_machine.UNITS}' 'gpu-run-*.scope' 2>/dev/null"
-        self.sh(f"{ends}; rm -rf /srv/go/*; true")
+        self.box.end_all()
+        self.sh("rm -rf /srv/go/*")
 
 
 def name_on_server(unit):
@@ -383,6 +388,9 @@ def name_on_server(unit):
 @contextlib.contextmanager
 def started(name, more=()):
     """A Site whose daemon runs."""
+    # A virtual machine has this file, and not what the other needs.
+    from tests.functional import run_machine
+
     more = dict(more)
     if IS_REAL:
         more |= {

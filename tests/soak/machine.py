@@ -178,13 +178,14 @@ def install_wrapper(disk: Disk) -> None:
         ROOT / "lib" / "gpu_runtime", here, ignore=shutil.ignore_patterns("__pycache__")
     )
     compile_all(here)
+    (disk.root / str(wrapper.BACK_END)[1:]).symlink_to(here.name)
     front = templates.render(
         paths.TEMPLATES,
         "runc",
         runc=CONCOURSE["runc"],
         tasks=install.pattern(TASKS),
         python=wrapper.PYTHON,
-        lib=wrapper.LIB / "gpu_runtime",
+        lib=wrapper.BACK_END,
         store=wrapper.STORE,
         log=wrapper.LOG,
         policy=wrapper.POLICY,

@@ -12,7 +12,7 @@ import platform
 import pytest
 
 from tests.functional import engine_machine
-from tests.soak import machine, people_disk
+from tests.soak import machine, people_disk, systemd_disk
 
 CASES = pathlib.Path(__file__).parent / "guest" / "people.py"
 # It takes seven minutes where nothing else runs, and more than twenty on a crowded machine.
@@ -32,7 +32,7 @@ def told(tmp_path_factory):
     disk = people_disk.build(folder)
     guest = machine.Guest(
         disk, folder, "v2",
-        modules=people_disk.WITH, first=people_disk.FIRST, memory=2048, more=people_disk.WORDS,
+        modules=people_disk.WITH, first=systemd_disk.FIRST, memory=2048, more=systemd_disk.WORDS,
     )  # fmt: skip
     return guest.cases(SECONDS)
 

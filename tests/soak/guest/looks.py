@@ -69,6 +69,13 @@ def opened(said):
     return said.strip().rpartition(": ")[2]
 
 
+def systemd_has_made_the_control_groups_and_they_are_v2(_):
+    assert pathlib.Path("/proc/1/comm").read_text() == "systemd\n"
+    mounts = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    kinds = [line.partition(" - ")[2].split()[0] for line in mounts if " - cgroup" in line]
+    assert kinds == ["cgroup2"], kinds
+
+
 def leave_behind(worker, handle):
     """Run a step that leaves a process behind in its container; the pid of that."""
     before = set(worker.inside(handle))
