@@ -27,8 +27,6 @@ printf '%s' '{{"bridge": "none", "iptables": false}}' >/etc/docker/daemon.json
 printf '%s' '{line_machine.CONTAINERS_CONF}' >/etc/containers/containers.conf
 ln -s /bin/false /usr/bin/nvidia-container-runtime-hook
 install -m 755 /srv/fakes/{_RUNTIME} /usr/bin/nvidia-container-runtime
-mkdir -p /opt/gpu-ci/app
-ln -s /srv/charm /opt/gpu-ci/app/current
 systemctl daemon-reload
 systemctl start docker
 for engine in docker podman; do $engine load -i /srv/images/box.tar; done

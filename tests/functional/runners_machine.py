@@ -402,4 +402,7 @@ def started(name, more=()):
     with run_machine.started(name, more) as box:
         site = Site(box)
         site.configure()
+        # From here on it is the charm's own unit, which keeps much from the daemon.
+        box.sh("mkdir -p /opt/gpu-ci/app; ln -s /srv/charm /opt/gpu-ci/app/current")
+        box.host.run("from ci.runners import daemon_unit as one; one.install(one.current())")
         yield site
