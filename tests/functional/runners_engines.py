@@ -22,7 +22,9 @@ for folder in usr etc lib; do cp -rsn /srv/engines/$folder/. /$folder/; done
 cp --remove-destination /srv/engines/lib/systemd/system/docker.* /lib/systemd/system/
 ldconfig
 groupadd -f docker
-mkdir -p /etc/docker
+mkdir -p /etc/docker /var/lib/docker /var/lib/containers
+# Images lie on what an overlay can lie on.
+for name in docker containers; do mount -t tmpfs -o mode=755 tmpfs /var/lib/$name; done
 printf '%s' '{{"bridge": "none", "iptables": false}}' >/etc/docker/daemon.json
 printf '%s' '{line_machine.CONTAINERS_CONF}' >/etc/containers/containers.conf
 ln -s /bin/false /usr/bin/nvidia-container-runtime-hook

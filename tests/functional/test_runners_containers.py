@@ -219,3 +219,16 @@ def test_an_engine_that_does_not_listen_holds_runners_back_and_recovers(site):
     site.sh("systemctl start docker.socket docker")
     site.wait(site.is_ready, LATER)
     site.wait(lambda: site.report()["text"] == "", LATER)
+
+
+def test_podmans_socket_does_too(site):
+    site.sh("systemctl start podman.socket")
+    site.configure(engine="podman")
+    leaves = f"{RUN} -d -v left:/left -e GPU_COUNT=1 {BOX} sleep 600"
+    log = done(site, GPU, f"{look('-e', 'GPU_COUNT=all')}; {leaves}")
+    assert len(opened(log)) == 1
+    assert "REFUSED" not in log
+    assert "REFUSED" in done(site, GPU, look("-e", "GPU_COUNT=2"))
+    site.wait(lambda: not site.see("podman ps -aq; podman volume ls -q"))
+    site.wait(site.is_ready)
+    site.configure(engine="docker")

@@ -23,15 +23,16 @@ FILES = {
 def build(folder: pathlib.Path) -> Disk:
     """The disk, ready to boot."""
     disk = systemd_disk.unsealed(folder, "people")
-    _add_engines(disk)
-    engine_machine.write_image(disk.root / "soak/plain.tar", "lab.test/plain:latest", ())
-    for name, text in FILES.items():
-        disk.write(name, text, 0o644)
+    add_engines(disk)
     systemd_disk.seal(disk, FREE_MIB)
     return disk
 
 
-def _add_engines(disk: Disk) -> None:
+def add_engines(disk: Disk) -> None:
+    """Add podman and Docker, and the image /soak/plain.tar for both."""
+    engine_machine.write_image(disk.root / "soak/plain.tar", "lab.test/plain:latest", ())
+    for name, text in FILES.items():
+        disk.write(name, text, 0o644)
     engines = engine_machine.ENGINES.resolve()
     for name in ("etc", "usr"):
         shutil.copytree(engines / name, disk.root / name, symlinks=True, dirs_exist_ok=True)

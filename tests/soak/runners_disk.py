@@ -1,14 +1,14 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""The virtual machine's disk with systemd, D-Bus, the charm's code and the stand-ins for Gitea."""
+"""The virtual machine's disk with systemd, D-Bus, Docker, the charm's code, and no real Gitea."""
 
 import pathlib
 import shutil
 
-from tests.soak import systemd_disk
+from tests.soak import people_disk, systemd_disk
 from tests.soak.machine import ROOT, Disk, path_of
 
-PROGRAMS = ("bash", "curl", "dbus-daemon", "install", "pgrep", "rm")
+PROGRAMS = ("bash", "busctl", "curl", "dbus-daemon", "find", "install", "pgrep", "rm")
 # With the bus `systemd-run --wait` learns of the end of what it runs.
 BUS = (
     "/usr/lib/systemd/system/dbus.socket",
@@ -27,5 +27,6 @@ def build(folder: pathlib.Path) -> Disk:
         disk.add(pathlib.Path(path))
     shutil.copy(ROOT / "tests/functional/runners_machine.py", disk.root / "soak")
     shutil.copytree(ROOT / "tests/fakes/gitea", disk.root / "srv/fakes/gitea")
-    systemd_disk.seal(disk)
+    people_disk.add_engines(disk)
+    systemd_disk.seal(disk, people_disk.FREE_MIB)
     return disk

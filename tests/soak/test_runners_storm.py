@@ -33,7 +33,8 @@ TWICE = "HELD 2 TIMES"
 # The image has no flock(1), and the machine has.
 _CLAIM = (
     """one=$(echo "$GPU_CI_DEVICES" | busybox grep -o 'GPU-[0-9a-f-]*'); """
-    "busybox chroot /host flock -n /srv/claims/$one sleep 2 || echo HELD $((1 + 1)) TIMES"
+    "busybox chroot /host flock -n /srv/claims/$one sleep 2 && echo GPU $one || "
+    "echo HELD $((1 + 1)) TIMES"
 )
 RUN = f"run --rm --network none -v /:/host:ro {{}} {BOX} sh -c {shlex.quote(_CLAIM)}"
 CONTAINER = f"docker {RUN.format('--gpus all')}"
@@ -96,7 +97,10 @@ def test_no_gpu_is_held_twice_and_nothing_stays_leased_whatever_is_killed():
             assert TWICE not in "\n".join(site.log(run, job)), job
         for name in PEOPLE:
             site.wait(lambda name=name: "ended" in site.box.said(name), 900)
-            assert TWICE not in site.box.said(name)
+            said = site.box.said(name)
+            assert TWICE not in said
+            # Each has had GPUs, however long the others have had them.
+            assert "GPU-" in said, said
         site.settle()
         site.wait(site.is_ready, 300)
         assert sorted(held(site)) == sorted(site.uuids)

@@ -98,7 +98,7 @@ class Unit:
         self.group, self.home, self.files = "", f"/var/lib/{name}", f"/run/{name}"
         self.written, self.count, self.used, self.asked, self.ended = "", 1, 0, 0, 0
 
-    def check(self, gpus, _vendor, _nodes):
+    def check(self, gpus, _vendor, _nodes, _engine):
         if self.world.broken:
             raise CommandError(["/bin/check"], 1, self.world.broken)
         fault = next((self.world.sick[gpu] for gpu in gpus if gpu in self.world.sick), "")

@@ -132,18 +132,22 @@ class Unit:
         self._staged = RUN / "begins" / name
         self._door, self._door_unit = RUN / "engines" / name, _DOOR_UNIT.format(name)
 
-    def check(self, gpus: tuple[str, ...], vendor: str, nodes: list[str]) -> Checked:
+    def check(self, gpus: tuple[str, ...], vendor: str, nodes: list[str], engine: str) -> Checked:
         """Check GPUs as the runner's user, in a unit with the rules of the runner's.
 
         Args:
             gpus: their ids.
             vendor: the name of their vendor.
             nodes: the device nodes that the runner may open.
+            engine: the engine whose containers its job may have; empty: none.
 
         Raises:
+            OSError: the engine does not listen.
             machine.process.CommandError: the unit cannot be started, or the check fails.
             ValueError: the check answers something else.
         """
+        if engine:
+            engines.check(engine)
         asked = json.dumps([vendor, [*gpus], nodes, device_rules.others(nodes)])
         command = [
             *(_SYSTEMD_RUN, "--quiet", "--wait", "--pipe", "--collect", f"--unit={self.unit}"),

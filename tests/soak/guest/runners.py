@@ -16,6 +16,8 @@ from runners_machine import ANY, GPU, Site
 
 from ci.runners import daemon_unit
 from ci.runners.units import PRIVATE
+from gpu_agent.engines import registry as registration
+from gpu_agent.engines.engine import EnginesPlan
 
 # How many times as long as elsewhere things may take here.
 PATIENCE = 5
@@ -64,6 +66,10 @@ class Runners(Site):
 
     def __init__(self):
         super().__init__(Box(), PATIENCE)
+        # Without the distribution's containerd Docker has one of its own.
+        registration.ensure(EnginesPlan(("docker",), ("docker",), socket_taken=True))
+        self.sh("mkdir -p /opt/gpu-ci/app; ln -s /srv/charm /opt/gpu-ci/app/current")
+        self.sh("systemctl start docker; docker load -i /soak/plain.tar")
         self.configure(rests=True)
 
     def evidence(self):
@@ -147,6 +153,37 @@ def a_killed_runners_gpu_is_free_and_until_then_nobody_elses(site):
     site.wait(lambda: unit not in site.units())
 
 
+BOX = "docker run --network none {} lab.test/plain"
+
+
+def a_container_of_a_job_has_the_jobs_gpu_and_lies_in_its_slice(site):
+    """Docker's driver here is systemd's, and makes a scope for each container."""
+    site.configure(engine="docker", rests=True)
+    daemon_unit.rest(rests=False)
+    site.wait(site.is_ready)
+    look = "cat /dev/nvidia0; cat /dev/nvidia1; cat /proc/self/cgroup"
+    script = (
+        f"{BOX.format('--rm --gpus all --cgroupns host')} sh -c '{look}' 2>&1 || true",
+        f"{BOX.format('--rm --gpus 2')} true 2>&1 || true",
+        f"{BOX.format('-d --restart always --gpus all')} sleep 10000",
+        "/srv/job hold go",
+    )
+    run = site.push(one=(GPU, "; ".join(script)))
+    site.wait(lambda: "uuids" in site.told(run, "one"))
+    (uuid,) = site.told(run, "one")["uuids"]
+    mine = site.uuids.index(uuid)
+    seen = "\n".join(site.log(run, "one"))
+    assert f"/dev/nvidia{mine}: No such device" in seen.replace("'", ""), seen
+    assert f"/dev/nvidia{1 - mine}: No such file" in seen.replace("'", ""), seen
+    assert "not-in-job" in seen, seen
+    name = site.runner_of(run, "one").removeprefix("gpu-ci-runner-").removesuffix(".service")
+    assert f"0::/gpucirunner.slice/gpucirunner-{name}.slice/docker-" in seen, seen
+    site.let_go("go")
+    site.result(run, "one")
+    site.wait(lambda: not site.see("docker ps -aq"))
+    assert site.people_get("--gpus", "2") == [GIVEN, GIVEN]
+
+
 CASES = [
     the_charms_own_unit_begins_where_systemd_has_made_no_user_yet,
     systemd_has_made_the_control_groups_and_they_are_v2,
@@ -154,6 +191,7 @@ CASES = [
     a_daemon_reload_opens_nothing,
     what_a_job_leaves_in_the_background_ends_with_it_and_its_gpu_is_free,
     a_killed_runners_gpu_is_free_and_until_then_nobody_elses,
+    a_container_of_a_job_has_the_jobs_gpu_and_lies_in_its_slice,
 ]
 
 looks.run(CASES, Runners())

@@ -89,7 +89,8 @@ class Door:
         if "CgroupParent" not in self._place:
             told = await self._ask("GET", "/info")
             is_systemd = told.get("CgroupDriver") == "systemd"
-            self._place["CgroupParent"] = self._unit if is_systemd else self._group
+            # Without systemd's driver podman takes no parent that is called like a slice.
+            self._place["CgroupParent"] = self._unit if is_systemd else f"{self._group}/job"
         return self._place
 
     async def _ask(self, method: str, path: str, body: Body | None = None) -> Body:

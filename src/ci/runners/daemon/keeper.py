@@ -489,7 +489,8 @@ class Keeper:
     def _is_unfit(self, unit: Unit, lease: Lease) -> bool:
         """Whether the GPUs of a lease cannot be used by a runner, or others can be, too."""
         vendors = {self._settings.gpus.get(gpu, Facts("")).vendor for gpu in lease.gpus}
-        answer = unit.check(lease.gpus, "".join(sorted(vendors)), lease.nodes)
+        vendor, engine = "".join(sorted(vendors)), self._settings.engine
+        answer = unit.check(lease.gpus, vendor, lease.nodes, engine)
         if answer.fault:
             why = f"a runner cannot use its GPUs: {answer.fault}"
         elif answer.open:
