@@ -53,6 +53,13 @@ def done(site, labels, script):
     return "\n".join(site.log(run, "one"))
 
 
+def switch(site, **settings):
+    """Have runners with other settings, and none from before."""
+    before = site.units()
+    site.configure(**{"engine": "docker", **settings})
+    site.wait(lambda: site.is_ready() and not before & site.units())
+
+
 def docker(site, words):
     return site.see(f"docker {words}").split()
 
@@ -202,13 +209,12 @@ def test_the_engines_socket_is_its_jobs_alone(site):
 
 
 def test_limits_count_for_containers_too(site):
-    site.configure(engine="docker", limits=Limits(tasks=64))
-    site.wait(site.is_ready)
+    switch(site, limits=Limits(tasks=64))
     many = "for n in $(seq 100); do sleep 3 & done; wait; echo ALL"
     words = shlex.join([BOX, "sh", "-c", many])
     log = done(site, ANY, f"{RUN} --rm {words} || true")
     assert "fork" in log
-    site.configure(engine="docker")
+    switch(site)
 
 
 def test_an_engine_that_does_not_listen_holds_runners_back_and_recovers(site):
@@ -223,12 +229,11 @@ def test_an_engine_that_does_not_listen_holds_runners_back_and_recovers(site):
 
 def test_podmans_socket_does_too(site):
     site.sh("systemctl start podman.socket")
-    site.configure(engine="podman")
+    switch(site, engine="podman")
     leaves = f"{RUN} -d -v left:/left -e GPU_COUNT=1 {BOX} sleep 600"
     log = done(site, GPU, f"{look('-e', 'GPU_COUNT=all')}; {leaves}")
-    assert len(opened(log)) == 1
+    assert len(opened(log)) == 1, log
     assert "REFUSED" not in log
     assert "REFUSED" in done(site, GPU, look("-e", "GPU_COUNT=2"))
     site.wait(lambda: not site.see("podman ps -aq; podman volume ls -q"))
-    site.wait(site.is_ready)
-    site.configure(engine="docker")
+    switch(site)
