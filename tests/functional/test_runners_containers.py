@@ -97,6 +97,13 @@ def test_in_a_job_without_a_gpu_containers_get_none(site):
     site.let_go("go")
 
 
+def test_a_container_cannot_choose_a_runtime_that_gives_it_any_device(site):
+    both = ("--device=/dev/nvidia0", "--device=/dev/nvidia1")
+    log = done(site, GPU, look("--runtime=runc", *both))
+    assert "not-in-job" in log
+    assert opened(log) == set()
+
+
 @pytest.mark.parametrize(
     "options", [("--runtime=runc",), ("--privileged",), ("--runtime=runc", "-v", "/dev:/dev")]
 )

@@ -136,7 +136,7 @@ def answers(said, tmp_path):
     """What a door answers whose engine is not there."""
 
     async def talk():
-        door = Door(str(tmp_path / "engine"), "one", "one.slice", "/runners/one")
+        door = Door(str(tmp_path / "engine"), "one", "one.slice", "/runners/one", "gpu-ci")
         path = str(tmp_path / "door")
         async with await asyncio.start_unix_server(door.serve, path, limit=requests.LONGEST):
             reader, writer = await asyncio.open_unix_connection(path)

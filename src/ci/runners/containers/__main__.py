@@ -1,11 +1,11 @@
 # Copyright 2026 The gpu-ci-worker authors
 # See LICENSE file for licensing details.
-"""`python3 -m ci.runners.containers ENGINE NAME SLICE GROUP [RUNTIME]`: an engine, for one job.
+"""`python3 -m ci.runners.containers ENGINE NAME SLICE GROUP RUNTIME`: an engine, for one job.
 
 systemd passes the socket and starts this program at the job's first request (sd_listen_fds(3)).
 The arguments are the path of the engine's socket, the name of the job's runner, its slice, that
-slice's control group, and the runtime that every container of the job gets. If this program fails,
-the job has no containers.
+slice's control group, and the runtime that every container of the job gets, or an empty one. If
+this program fails, the job has no containers.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _CHUNK: typing.Final = 64 << 10
 class Door:
     """The engine, as one job has it."""
 
-    def __init__(self, listens: str, name: str, unit: str, group: str, runtime: str = "") -> None:
+    def __init__(self, listens: str, name: str, unit: str, group: str, runtime: str) -> None:
         """Do nothing yet.
 
         Args:
@@ -140,4 +140,4 @@ async def _main(door: Door) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(_main(Door(*sys.argv[1:5])))
+    asyncio.run(_main(Door(*sys.argv[1:])))
