@@ -156,13 +156,15 @@ def test_what_a_job_has_made_in_the_engine_ends_with_it_and_nothing_else(site, e
         case "unit":
             site.sh(f"systemctl kill -s KILL {unit}")
         case "daemon":
-            site.sh(f"systemctl kill -s KILL {runners_machine.DAEMON}")
+            # systemd does not begin it again before the test has looked.
+            daemon = runners_machine.DAEMON
+            site.sh(f"systemctl kill -s KILL {daemon}; systemctl stop {daemon}")
             site.let_go("go")
             site.wait(lambda: unit not in site.units())
             # Its container keeps the GPU.
             held = site.box.leases()["holders"].values()
             assert [mine] in [one["gpus"] for one in held if 'job "one"' in one["who"]]
-            site.sh(f"systemctl start {runners_machine.DAEMON}")
+            site.sh(f"systemctl start {daemon}")
     site.wait(lambda: docker(site, "ps -a --format {{.Names}}") == ["others"])
     site.wait(lambda: docker(site, "network ls -q") == before)
     site.wait(lambda: docker(site, "volume ls -q") == ["others"])
