@@ -381,6 +381,11 @@ class Site:
         self.sh("rm -rf /srv/go/*")
 
 
+def slice_of(unit):
+    """The slice of a runner's unit, which has the lease."""
+    return f"gpucirunner-{unit.removeprefix('gpu-ci-runner-').removesuffix('.service')}.slice"
+
+
 def name_on_server(unit):
     return f"{PREFIX}-{unit.removeprefix('gpu-ci-runner-').removesuffix('.service')}"
 

@@ -11,7 +11,7 @@ import pytest
 from ci.runners.settings import Limits
 from tests.functional import engine_machine, runners_engines, runners_machine, selftest_machine
 from tests.functional.runners_engines import BOX
-from tests.functional.runners_machine import ANY, GPU, LATER
+from tests.functional.runners_machine import ANY, GPU, LATER, slice_of
 
 pytestmark = [
     *selftest_machine.NEEDS,
@@ -123,8 +123,7 @@ def test_job_and_containers_have_one_lease_and_an_exec_its_variables(site):
     held = [one for one in site.box.leases()["holders"].values() if 'job "one"' in one["who"]]
     assert len(held) == 1
     top = site.see("docker inspect -f '{{.State.Pid}}' both").strip()
-    group = f"gpucirunner-{unit.split('-')[-1].partition('.')[0]}.slice"
-    assert f"/{group}/" in site.see(f"cat /proc/{top}/cgroup")
+    assert f"/{slice_of(unit)}/" in site.see(f"cat /proc/{top}/cgroup")
     site.let_go("go")
     site.result(run, "one")
     assert "GPU_COUNT=1" in site.log(run, "one")
@@ -169,7 +168,7 @@ def test_what_a_job_has_made_in_the_engine_ends_with_it_and_nothing_else(site, e
     site.wait(lambda: docker(site, "network ls -q") == before)
     site.wait(lambda: docker(site, "volume ls -q") == ["others"])
     site.wait(site.is_ready)
-    assert site.see("find /sys/fs/cgroup -name '*gpucirunner-*' | grep -c " + unit[14:26]) == "0\n"
+    site.wait(lambda: not site.see(f"find /sys/fs/cgroup -name '{slice_of(unit)}'"))
     site.sh("docker rm -f others; docker volume rm others")
 
 

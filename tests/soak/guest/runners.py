@@ -12,7 +12,7 @@ import subprocess
 import looks
 from gpu_run_host import LOOK, STORE, Host, answers
 from looks import DENIED, GIVEN, systemd_has_made_the_control_groups_and_they_are_v2
-from runners_machine import ANY, GPU, Site
+from runners_machine import ANY, GPU, Site, slice_of
 
 from ci.runners import daemon_unit
 from ci.runners.units import PRIVATE
@@ -176,8 +176,8 @@ def a_container_of_a_job_has_the_jobs_gpu_and_lies_in_its_slice(site):
     assert f"/dev/nvidia{mine}: No such device" in seen.replace("'", ""), seen
     assert f"/dev/nvidia{1 - mine}: No such file" in seen.replace("'", ""), seen
     assert "not-in-job" in seen, seen
-    name = site.runner_of(run, "one").removeprefix("gpu-ci-runner-").removesuffix(".service")
-    assert f"0::/gpucirunner.slice/gpucirunner-{name}.slice/docker-" in seen, seen
+    its = slice_of(site.runner_of(run, "one"))
+    assert f"0::/gpucirunner.slice/{its}/docker-" in seen, seen
     site.let_go("go")
     site.result(run, "one")
     site.wait(lambda: not site.see("docker ps -aq"))
