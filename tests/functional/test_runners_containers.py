@@ -60,6 +60,10 @@ def switch(site, **settings):
     site.wait(lambda: site.is_ready() and not before & site.units())
 
 
+def holders(site):
+    return [*site.box.leases()["holders"].values()]
+
+
 def docker(site, words):
     return site.see(f"docker {words}").split()
 
@@ -120,8 +124,9 @@ def test_job_and_containers_have_one_lease_and_an_exec_its_variables(site):
     site.wait_for(run, one="in_progress")
     site.wait(lambda: docker(site, "ps -q"))
     unit = site.runner_of(run, "one")
-    held = [one for one in site.box.leases()["holders"].values() if 'job "one"' in one["who"]]
-    assert len(held) == 1
+    site.wait(lambda: any('job "one"' in one["who"] for one in holders(site)))
+    # One for this job, and one for the idle runner.
+    assert len(holders(site)) == 2
     top = site.see("docker inspect -f '{{.State.Pid}}' both").strip()
     assert f"/{slice_of(unit)}/" in site.see(f"cat /proc/{top}/cgroup")
     site.let_go("go")
@@ -161,8 +166,7 @@ def test_what_a_job_has_made_in_the_engine_ends_with_it_and_nothing_else(site, e
             site.let_go("go")
             site.wait(lambda: unit not in site.units())
             # Its container keeps the GPU.
-            held = site.box.leases()["holders"].values()
-            assert [mine] in [one["gpus"] for one in held if 'job "one"' in one["who"]]
+            assert [mine] in [one["gpus"] for one in holders(site) if "idle" not in one["who"]]
             site.sh(f"systemctl start {daemon}")
     site.wait(lambda: docker(site, "ps -a --format {{.Names}}") == ["others"])
     site.wait(lambda: docker(site, "network ls -q") == before)
