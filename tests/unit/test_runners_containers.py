@@ -3,11 +3,14 @@
 """What is passed on of a job's requests to a container engine, and a door without an engine."""
 
 import asyncio
+import contextlib
 import json
+import socketserver
+import threading
 
 import pytest
 
-from ci.runners.containers import requests
+from ci.runners.containers import engine, requests
 from ci.runners.containers.__main__ import Door
 from ci.runners.containers.requests import BadRequestError
 
@@ -163,3 +166,68 @@ def answers(said, tmp_path):
 def test_a_door_tells_what_is_wrong_as_an_engine_does(tmp_path, said, status, why):
     assert answers(said, tmp_path)[0] == status
     assert why in answers(said, tmp_path)[1]
+
+
+@contextlib.contextmanager
+def engine_at(path, *answers):
+    """An engine that gives these answers, one for each connection; yields the requests."""
+    asked, left = [], [*answers]
+
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self):
+            first = self.rfile.readline().decode().split()
+            asked.append(" ".join(first[:2]).partition("?")[0])
+            length = 0
+            while line := self.rfile.readline().strip():
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line.split(b":")[1])
+            self.rfile.read(length)
+            status, body = left.pop(0)
+            text = json.dumps(body).encode()
+            self.wfile.write(f"HTTP/1.0 {status} X\r\n\r\n".encode() + text)
+
+    with socketserver.ThreadingUnixStreamServer(str(path), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield asked
+        server.shutdown()
+
+
+def create(**body):
+    text = json.dumps(body).encode()
+    head = f"POST /v1.51/containers/create HTTP/1.1\r\nContent-Length: {len(text)}\r\n\r\n"
+    return head.encode() + text
+
+
+def test_a_driver_that_the_engine_does_not_tell_is_not_guessed(tmp_path):
+    for told in ((500, {"message": "busy"}), (200, {"message": "odd"})):
+        with engine_at(tmp_path / "engine", told) as asked:
+            assert answers(create(), tmp_path)[0] == 503
+        assert asked == ["GET /info"], "no container is made in a place that may be wrong"
+        (tmp_path / "engine").unlink()
+        (tmp_path / "door").unlink()
+
+
+def test_no_container_is_made_whose_volume_would_stay(tmp_path):
+    told = (200, {"CgroupDriver": "systemd"}), (409, {"message": "another driver"})
+    with engine_at(tmp_path / "engine", *told) as asked:
+        status, why = answers(create(HostConfig={"Binds": ["cache:/c"]}), tmp_path)
+    assert status == 503
+    assert "another driver" in why
+    assert asked == ["GET /info", "POST /volumes/create"]
+
+
+@pytest.mark.parametrize(("status", "is_gone"), [(204, True), (404, True), (409, False)])
+def test_what_is_in_use_is_not_gone(tmp_path, status, is_gone):
+    path = tmp_path / "engine"
+    told = (200, []), (200, [{"Id": "n1"}]), (200, {"Volumes": None}), (status, {})
+    with engine_at(path, *told) as asked:
+        expected = contextlib.nullcontext() if is_gone else pytest.raises(OSError, match="409")
+        with expected:
+            engine.clear(str(path), "one")
+    # No version in a path: a new engine refuses old ones.
+    assert asked == [
+        "GET /containers/json",
+        "GET /networks",
+        "GET /volumes",
+        "DELETE /networks/n1",
+    ]

@@ -16,7 +16,7 @@ import sys
 import typing
 from asyncio import StreamReader, StreamWriter
 
-from ci.runners.containers import engine, requests
+from ci.runners.containers import requests
 from ci.runners.containers.requests import BadRequestError, Body
 
 _FIRST: typing.Final = 3  # the descriptor of the socket (sd_listen_fds(3), SD_LISTEN_FDS_START)
@@ -55,7 +55,7 @@ class Door:
                 await _refuse(writer, refusal.status, str(refusal))
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 await _refuse(writer, 400, "this is not a whole request")
-            except (OSError, ValueError, asyncio.TimeoutError) as error:
+            except (OSError, ValueError, LookupError, asyncio.TimeoutError) as error:
                 await _refuse(writer, 503, f"the container engine does not answer: {error}")
         writer.close()
         self._tasks.discard(task)
@@ -87,8 +87,7 @@ class Door:
     async def _find_place(self) -> Body:
         """Return the parent of containers' control groups, as the engine's driver takes it."""
         if "CgroupParent" not in self._place:
-            told = await self._ask("GET", "/info")
-            is_systemd = told.get("CgroupDriver") == "systemd"
+            is_systemd = (await self._ask("GET", "/info"))["CgroupDriver"] == "systemd"
             # Without systemd's driver podman takes no parent that is called like a slice.
             self._place["CgroupParent"] = self._unit if is_systemd else f"{self._group}/job"
         return self._place
@@ -97,19 +96,22 @@ class Door:
         """Return the engine's answer to a request of our own.
 
         Raises:
-            OSError, ValueError: it does not answer.
+            OSError, ValueError, LookupError: it does not answer as an engine does, or refuses.
         """
         text = json.dumps(body).encode() if body else b""
         fields = (("Host", "localhost"), ("Content-Type", "application/json"))
-        head = requests.Head(method, engine.API + path, "HTTP/1.0", fields)
+        head = requests.Head(method, path, "HTTP/1.0", fields)
         theirs, ours = await asyncio.open_unix_connection(self._listens)
         ours.write(head.as_bytes(len(text)) + text)
         try:
             said = await asyncio.wait_for(theirs.read(-1), _PATIENCE)
         finally:
             ours.close()
-        answer: object = json.loads(said.partition(b"\r\n\r\n")[2])
-        return typing.cast("Body", answer) if isinstance(answer, dict) else {}
+        first, _, rest = said.partition(b"\r\n\r\n")
+        answer = typing.cast("Body", json.loads(rest))
+        if first.split(b" ")[1][:1] != b"2":
+            raise OSError(f"{method} {path}: {answer.get('message', '')}")
+        return answer
 
 
 async def _copy(source: StreamReader, target: StreamWriter) -> None:

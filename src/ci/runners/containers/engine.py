@@ -2,7 +2,8 @@
 # See LICENSE file for licensing details.
 """The machine's container engine, by Docker's API, which podman speaks too.
 
-Paths and fields: Docker Engine API 1.41 (Docker 20.10), which newer releases still serve.
+Paths and fields: Docker Engine API 1.41 (Docker 20.10) and later. No path names a version: each
+release serves its own then, and new ones refuse old versions (Docker 29: below 1.44).
 """
 
 import http.client
@@ -22,7 +23,6 @@ SOCKETS: typing.Final = {
 }
 """Where each engine listens, by its name in the option container-engines."""
 
-API: typing.Final = "/v1.41"
 # In seconds: for one answer, and for a call of `clear`. To kill a container may take 10.
 _ANSWER: typing.Final = 12.0
 _CLEAR: typing.Final = 5.0
@@ -89,7 +89,7 @@ def clear(listens: str, name: str) -> None:
             if time.monotonic() > end:
                 raise TimeoutError(f"not all {kind} of the job could be removed yet")
             which = urllib.parse.quote(str(one[key]), safe="")
-            _ask(listens, "DELETE", f"/{kind}/{which}?{how}", known=(200, 204, 404, 409))
+            _ask(listens, "DELETE", f"/{kind}/{which}?{how}", known=(200, 204, 404))
 
 
 def _listed(listens: str, path: str) -> list[dict[str, object]]:
@@ -109,7 +109,7 @@ def _ask(listens: str, method: str, path: str, known: tuple[int, ...] = (200,)) 
     """
     connection = _Connection(listens)
     try:
-        connection.request(method, API + path)
+        connection.request(method, path)
         answer = connection.getresponse()
         text = answer.read()
         if answer.status not in known:

@@ -2,8 +2,8 @@
 # See LICENSE file for licensing details.
 """Requests of Docker's API: mark what a job makes as the job's own. Pure.
 
-Containers get a label and the runner's control group, networks and volumes a label. Every other
-request stays as it is.
+Containers get a label and the runner's control group, networks and volumes a label. No other
+request is changed.
 """
 
 import collections.abc
@@ -141,8 +141,8 @@ def marked(kind: str, body: bytes, name: str, place: Body) -> Body:
 def volumes(container: Body) -> collections.abc.Iterator[Body]:
     """Yield what makes the named volumes of a container, with its marks.
 
-    An engine makes them with the container, and without a label. One that is there already stays
-    as it is.
+    An engine makes them with the container, and without a label. This changes no volume that is
+    there already.
     """
     host = _object(container["HostConfig"], "HostConfig")
     names = [str(bind).partition(":")[0] for bind in host.get("Binds") or ()]
