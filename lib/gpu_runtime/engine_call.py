@@ -173,7 +173,7 @@ class _Made:
 def _grant(paths: Paths, made: _Made, request: broker.Request, decision: Decision) -> str:
     store, host = Store(paths.store), Host()
     policies_now = _policies(paths, _PATIENCE.get(made.facts.engine))
-    grant = broker.lend(store, host, next(policies_now), request, decision)
+    grant = broker.lend(store, host, policies_now, request, decision)
     if grant is None:
         told = engine_client.check
         grant = broker.acquire(store, host, policies_now, request, decision, told=told)

@@ -237,12 +237,12 @@ def undo(store: Store, host: Host, request: Request) -> None:
 
 
 def lend(
-    store: Store, host: Host, policy: Policy, request: Request, decision: Decision
+    store: Store, host: Host, policies: Iterator[Policy], request: Request, decision: Decision
 ) -> Grant | None:
-    """Give a container of a runner's job devices of that job; None if it is no job's container.
+    """Give a container of a runner's job devices of that job; None if it belongs to none.
 
-    It is a job's if its control group lies in that of the job's runner. The container gets no
-    lease: job and container use the devices together, and the lease ends with both.
+    It belongs to a job if its control group lies in that of the job's runner. The container gets
+    no lease: job and container use the devices together, and the lease ends with both.
 
     Raises:
         Refused: the job has not that many devices, or not those that the request names.
@@ -251,6 +251,7 @@ def lend(
     group = host.planned_cgroup(request.container, request.cgroups_path)
     if not cgroups.is_below(group, RUNNERS):
         return None
+    policy = next(policies)
     with store as table:
         lender, holder = _lender(table, host, group)
         has = [device for device in policy.devices if holder and device.id in holder.gpus]

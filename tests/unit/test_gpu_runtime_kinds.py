@@ -412,7 +412,7 @@ def lend(shelf, machine, count: int | None = 1, group=INSIDE, **request):
     for key, value in request.items():
         setattr(asked, key, value)
     decision.asked = len(asked.named) or count
-    return broker.lend(shelf, machine, policy(), asked, decision)
+    return broker.lend(shelf, machine, iter(policy, None), asked, decision)
 
 
 @pytest.mark.parametrize("group", ["/x/train", "/gpucirunner.slicer/train", "/system.slice/train"])
