@@ -30,7 +30,7 @@ def say(slice_: str, reader: str, text: bytes) -> int | None:
         text: a whole line with its end, at most PIPE_BUF bytes; or the rest of one.
 
     Returns:
-        The number of bytes written; None: there is no step now.
+        The number of bytes written; None: no step runs now.
 
     Raises:
         gpu_agent.reporting.joblog.process_stderr.NotTheirsError: each step has redirected its

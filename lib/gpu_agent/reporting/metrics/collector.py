@@ -283,7 +283,7 @@ def _add_state(page: Page, known: _Known) -> None:
 
 
 def _read_ci(path: pathlib.Path) -> CiFigures | None:
-    """Return the CI system's figures; None if there are none."""
+    """Return the CI system's figures; None if they cannot be read, and so are not published."""
     try:
         text = files.read_text(path)
         return ci_figures.parse(text) if text else None
